@@ -4,13 +4,16 @@ The documents are pieces of 2,000 characters of the standard library, about 600 
 document costs beside its tokens shows more with short ones. The bare tokenizer has them in memory
 as text, so it neither reads nor decodes anything; it takes 64 at a time. The index is read from
 Parquet, processed, and written. Neither is timed before its processes have started: a corpus of a
-million documents takes minutes.
+million documents takes minutes. `BENCH_INDEX_DOCUMENTS` says how many there are; beyond those of
+the library they repeat.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -23,6 +26,9 @@ from support import corpus, in_child, interleaved, median, ratio, spread, table,
 from text import job
 
 PROCESSES, CHARACTERS, ROWS_PER_GROUP = 2, 2000, 1024
+
+DOCUMENTS = int(float(os.environ.get("BENCH_INDEX_DOCUMENTS", "0")))
+"""0 = as many as the standard library gives."""
 
 
 def run() -> None:
@@ -74,6 +80,7 @@ def _write_pieces(data: Path, folder: Path) -> int:
         for text in pq.read_table(path, columns=["text"])["text"].to_pylist()
         for start in range(0, len(text), CHARACTERS)
     ]
+    pieces = list(itertools.islice(itertools.cycle(pieces), DOCUMENTS or len(pieces)))
     written = pa.table({"text": pieces})
     pq.write_table(written, folder / "pieces.parquet", row_group_size=ROWS_PER_GROUP)
     return len(pieces)
@@ -86,13 +93,13 @@ def _child(way: str, data: Path, folder: str) -> dict[str, float]:
 def _index(folder: Path) -> dict[str, float]:
     """Make the index as the command does, and time it from the first word of how far it is."""
     from penstock.server.indexing.crew import Crew
-    from penstock.server.indexing.making import Done, Making
+    from penstock.server.indexing.making import Done, Making, make
     from penstock.server.indexing.measuring import Measuring
     from penstock.server.jobs.load import load
 
     built = load(str(folder / "penstock.yaml")).job("text")
     measuring = Measuring(built)
-    crew = Crew("text", built.definition, measuring.inputs, PROCESSES, 600.0)
+    crew = Crew("text", built.definition, {0: measuring.inputs}, PROCESSES, 600.0)
     first: list[float] = []
 
     def watch(done: Done) -> None:
@@ -100,7 +107,8 @@ def _index(folder: Path) -> dict[str, float]:
             first.extend((time.perf_counter(), done.measured))
 
     began_s = time.perf_counter()
-    made = Making(measuring, str(folder / "text.index"), watch=watch).run(crew.run, force=True)
+    making = Making(measuring, str(folder / "text.index"))
+    [made] = make([making], crew.run, force=True, watch=watch)
     since_s, measured = first
     share = 1 - measured / made.done.items
     rate = share * made.done.tokens / (time.perf_counter() - since_s)

@@ -20,12 +20,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from roles import Numbers
 from support import ROUNDS, interleaved, median, spread, table
 
+from penstock.server.index.block import ItemSizes, block_items, encode_block
+from penstock.server.index.file import SourceBlocks, write_index
+from penstock.server.index.inputs import index_inputs
 from penstock.server.job import Job
-from penstock.server.planned.index_block import ItemSizes, block_items, encode_block
-from penstock.server.planned.index_file import SourceBlocks, write_index
-from penstock.server.planned.index_inputs import index_inputs
 from penstock.server.planned.plan import Plan
 from penstock.server.roles import (
     BestFitDecreasingPackingBatcher,
@@ -44,28 +45,8 @@ FOLDER = "BENCH_PLAN_FOLDER"
 """Where the index lies, for the processes that build the jobs."""
 
 
-class Sizes(IndexedSource):
-    """Items of which there is nothing but their number, and a size where it is asked for."""
-
-    version = 1
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def fetch(self, indices: Sequence[int]) -> list[int]:
-        """Return the numbers."""
-        return list(indices)
-
-    def fingerprint(self) -> int:
-        """Return the length."""
-        return self.length
-
-
-class ToldSizes(Sizes):
-    """It tells the sizes, too."""
+class ToldNumbers(Numbers):
+    """They tell sizes, too."""
 
     _sizes: np.ndarray | None = None
 
@@ -104,9 +85,9 @@ def jobs() -> dict[str, Job]:
     index = str(Path(os.environ[FOLDER]) / "sizes.index")
     decreasing = BestFitDecreasingPackingBatcher(CAPACITY)
     return {
-        "planned": _job(Sizes(SIZES), decreasing, Plan(index)),
-        "balanced": _job(Sizes(SIZES), decreasing, Plan(index, balance=COST)),
-        "lanes": _job(ToldSizes(SIMULATED), BestFitPackingBatcher(CAPACITY)),
+        "planned": _job(Numbers(SIZES), decreasing, Plan(index)),
+        "balanced": _job(Numbers(SIZES), decreasing, Plan(index, balance=COST)),
+        "lanes": _job(ToldNumbers(SIMULATED), BestFitPackingBatcher(CAPACITY)),
     }
 
 
@@ -114,7 +95,7 @@ def run() -> None:
     """Print the table."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ[FOLDER] = folder
-        bare = _job(Sizes(SIZES), BestFitDecreasingPackingBatcher(CAPACITY))
+        bare = _job(Numbers(SIZES), BestFitDecreasingPackingBatcher(CAPACITY))
         blocks = (
             encode_block(ItemSizes(None, sizes), number * block_items(SIZES))
             for number, sizes in enumerate(_sizes(SIZES))

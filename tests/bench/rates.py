@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from clock import Stopwatch
 
-COLD_BATCHES = 48
-"""One batch of each lane of a job with the default number of lanes."""
+COLD_TOKENS = 48 * 8192
+"""A row of each lane of a job with the default number of lanes."""
 
-WARM_BATCHES = 480
+WARM_TOKENS = 10 * COLD_TOKENS
 """From here on what starts a job no longer shows."""
 
 TOKENS = 6_000_000
@@ -26,8 +26,8 @@ def rates(counts: Iterator[int], began: float, servers: int) -> dict[str, float]
         servers: The process whose tree serves this one; 0 where children of this one do.
 
     Returns:
-        `first_s` from `began` to the first batch; `cold_tokens_per_s` from `began` to the last of
-        `COLD_BATCHES`; of the tokens after `WARM_BATCHES` what `Stopwatch.per_million` returns.
+        `first_s` from `began` to the first batch; `cold_tokens_per_s` from `began` until
+        `COLD_TOKENS` are there; of those after `WARM_TOKENS` what `Stopwatch.per_million` returns.
     """
     found: dict[str, float] = {}
     seen = warm = 0
@@ -36,13 +36,13 @@ def rates(counts: Iterator[int], began: float, servers: int) -> dict[str, float]
         seen += count
         if number == 1:
             found["first_s"] = time.perf_counter() - began
-        elif number == COLD_BATCHES:
+        if "cold_tokens_per_s" not in found and seen >= COLD_TOKENS:
             found["cold_tokens_per_s"] = seen / (time.perf_counter() - began)
-        elif number == WARM_BATCHES:
+        if watch is None and seen >= WARM_TOKENS:
             warm, watch = seen, Stopwatch(servers)
-        if watch is not None and seen - warm >= TOKENS:
+        elif watch is not None and seen - warm >= TOKENS:
             return {**found, **watch.per_million(seen - warm)}
     raise RuntimeError(f"the data ended after {seen} tokens")
 
 
-__all__ = ["COLD_BATCHES", "TOKENS", "WARM_BATCHES", "rates"]
+__all__ = ["COLD_TOKENS", "TOKENS", "WARM_TOKENS", "rates"]

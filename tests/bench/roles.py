@@ -1,4 +1,4 @@
-"""Roles whose batches cost nothing: the way from a worker to the trainer is measured."""
+"""Roles that cost nothing, so that something else is measured."""
 
 from __future__ import annotations
 
@@ -7,9 +7,33 @@ from typing import Any
 
 import numpy as np
 
-from penstock.server.roles import BatchCollator
+from penstock.server.roles import BatchCollator, IndexedSource
 from penstock.server.roles.base import Sample
 from penstock.server.roles.context import CollateContext
+
+
+class Numbers(IndexedSource):
+    """Items that are their numbers.
+
+    Args:
+        length: How many there are.
+    """
+
+    version = 1
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def fetch(self, indices: Sequence[int]) -> list[int]:
+        """Return the numbers."""
+        return list(indices)
+
+    def fingerprint(self) -> int:
+        """Return the length."""
+        return self.length
 
 
 class Constant(BatchCollator):

@@ -18,8 +18,8 @@ noisy. How to read them:
   TensorFlow, or where this one has it; else its row says `none`:
   `python -m venv /tmp/tf && /tmp/tf/bin/pip install tensorflow-cpu`, then
   `BENCH_TF_PYTHON=/tmp/tf/bin/python make bench NAMES=transfer`.
-* Grain is measured where it is installed, or where `BENCH_GRAIN_PYTHON` names an interpreter that
-  has it beside `datasets` and `tokenizers`.
+* Grain and Energon are measured where they are installed, or where `BENCH_GRAIN_PYTHON` and
+  `BENCH_ENERGON_PYTHON` name interpreters that have them: `text.py` says beside what.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ NAMES = (
     "first_rows",
     "text",
     "columns",
+    "completing",
     "transfer",
     "small_batches",
     "prefetch",
@@ -50,7 +51,9 @@ NAMES = (
     "resume",
     "memory",
     "reading",
-    "draws",
+    "distributors",
+    "processors",
+    "collators",
     "node_memory",
     "sizing",
     "many_lanes",

@@ -1,46 +1,51 @@
-"""Sources of one corpus in many formats: opening them, and reading an epoch in blocks.
+"""Sources of one corpus in many formats: opening them, an epoch in blocks, and items at random.
 
 The documents are those of the standard library, each once in every format, in files on a local
 disk that is in memory by then. Opening is from nothing: no hash and no index is kept. An epoch is
 drawn by the `map` distributor with its defaults, 16 items at a time, in one process without a node.
-`hf` opens the same file through `datasets`, which converts it first. Token ids are those of the
-corpus's tokenizer.
+At random, items are read one by one in a random order, and no block is kept between them: what it
+costs to mix a corpus that is larger than memory without regard to its blocks. `hf` opens the same
+file through `datasets`, which converts it first; a stream is read by one lane. Token ids are those
+of the corpus's tokenizer.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
-import struct
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
-from support import corpus, interleaved, ratio, spread, table
+from formats import write_ids, write_texts
+from support import Rounds, corpus, interleaved, spread, table
 from support import median as middle
 
+from penstock.server.roles import IndexedSource, Source, StreamSource
 from penstock.server.roles.distributors import MapDistributor
+from penstock.server.roles.distributors.iterable import IterableDistributor
 from penstock.server.sources import (
     ArrowSource,
     CsvSource,
     HfSource,
+    HfStreamSource,
     JsonlSource,
     JsonSource,
+    MdsSource,
     MegatronSource,
+    MetaSource,
     ParquetSource,
+    SavedSource,
+    TextSource,
     TokensSource,
     WebdatasetSource,
 )
 
 LANES, AT_ONCE = 48, 16
+AT_RANDOM = 100
+"""Items that are read one by one."""
 
 
 def run() -> None:
@@ -51,22 +56,29 @@ def run() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["PENSTOCK_HASH_CACHE"] = "off"
+        write_texts(folder, texts)
+        write_ids(folder, texts, data / "tokenizer.json")
         size = sum(len(text.encode()) for text in texts)
-        _write(folder, texts, data / "tokenizer.json")
         _measure(
             f"{len(texts):,} documents of {size / 1e6:.0f} MB as text",
             {
                 "parquet": lambda: ParquetSource(str(folder / "a.parquet"), ["text"]),
                 "arrow": lambda: ArrowSource(str(folder / "a.arrow")),
+                "saved": lambda: SavedSource(str(folder / "saved")),
                 "jsonl": lambda: JsonlSource(str(folder / "a.jsonl")),
                 "json": lambda: JsonSource(str(folder / "a.json")),
                 "csv": lambda: CsvSource(str(folder / "a.csv")),
+                "text, files": lambda: TextSource(str(folder / "texts"), sample_by="document"),
                 "webdataset": lambda: WebdatasetSource(str(folder / "a.tar")),
-                "hf jsonl": lambda: _hf(folder, "json", "a.jsonl"),
-                "hf csv": lambda: _hf(folder, "csv", "a.csv"),
+                "mds": lambda: MdsSource(str(folder / "mds")),
+                "meta, of 2 jsonl": lambda: MetaSource(str(folder / "meta.json")),
+                "hf, json": lambda: _hf(folder, "json", "a.jsonl"),
+                "hf, csv": lambda: _hf(folder, "csv", "a.csv"),
+                "hf_stream, json": lambda: HfStreamSource(
+                    "json", data_files=str(folder / "stream" / "*.jsonl")
+                ),
             },
             size,
-            "hf jsonl",
         )
         ids = os.stat(folder / "a.bin").st_size
         _measure(
@@ -77,7 +89,6 @@ def run() -> None:
                 "tokens": lambda: TokensSource(str(folder / "a.bin"), "int32", eos=0),
             },
             ids,
-            "parquet",
         )
 
 
@@ -85,35 +96,51 @@ def _hf(folder: Path, builder: str, name: str) -> HfSource:
     """Open a file through `datasets` as at the first time."""
     import datasets
 
-    datasets.disable_progress_bars()
     datasets.config.HF_DATASETS_CACHE = Path(tempfile.mkdtemp(dir=folder))
     return HfSource(builder, data_files=str(folder / name))
 
 
-def _measure(title: str, ways: Mapping[str, Callable[[], Any]], size: int, other: str) -> None:
+def _measure(title: str, ways: Mapping[str, Callable[[], Source]], size: int) -> None:
     results = interleaved(
         {name: lambda make=make: _once(make, size) for name, make in ways.items()}
     )
-    rows = [
-        (
-            name,
-            f"{1000 * middle(found, 'open_s'):,.0f}",
-            spread([{"ms": 1000 * one["open_s"]} for one in found], "ms", ",.0f"),
-            f"{middle(found, 'mb_s'):,.0f}",
-            spread(found, "mb_s", ",.0f"),
-            ratio(results, name, other, "mb_s"),
-        )
-        for name, found in results.items()
-    ]
-    head = ("source", "open, ms CPU", "range", "epoch, MB/s CPU", "range", f"of {other}")
-    table(f"Sources: {title}", head, rows)
+    columns = {"open_ms": ",.0f", "us": ",.0f", "mb_s": ",.0f", "random_us": ",.0f"}
+    table(
+        f"Sources: {title}. CPU time, medians and ranges; items in blocks, then at random",
+        ("source", "open, ms", "us an item", "MB/s", "at random, us an item"),
+        [
+            (name, *(_cell(found, key, form) for key, form in columns.items()))
+            for name, found in results.items()
+        ],
+    )
 
 
-def _once(make: Callable[[], Any], size: int) -> dict[str, float]:
+def _cell(rounds: Rounds, key: str, form: str) -> str:
+    if key not in rounds[0]:
+        return "-"
+    return f"{middle(rounds, key):{form}} ({spread(rounds, key, form)})"
+
+
+def _once(make: Callable[[], Source], size: int) -> dict[str, float]:
     started = time.process_time()
     source = make()
     source.identity()
     opened = time.process_time()
+    items = _in_blocks(source) if isinstance(source, IndexedSource) else _streamed(source)
+    read = time.process_time()
+    found = {
+        "open_ms": 1000 * (opened - started),
+        "us": 1e6 * (read - opened) / items,
+        "mb_s": size / 1e6 / (read - opened),
+    }
+    if isinstance(source, IndexedSource):
+        found["random_us"] = _at_random(source)
+    source.close()
+    return found
+
+
+def _in_blocks(source: IndexedSource) -> int:
+    """Read an epoch as a job does; return how many items it has."""
     distributor = MapDistributor()
     distributor.bind({"main": source}, 1, 1, LANES)
     if (reading := distributor.reading()) is not None and reading.held:
@@ -125,43 +152,31 @@ def _once(make: Callable[[], Any], size: int) -> dict[str, float]:
             for g in range(start, min(start + AT_ONCE, total))
         ]
         source.fetch([item.index for item in drawn if item is not None])
-    read = time.process_time()
-    source.close()
-    return {"open_s": opened - started, "mb_s": size / 1e6 / (read - opened)}
+    return total
 
 
-def _write(folder: Path, texts: list[str], tokenizer: Path) -> None:
-    """Write the documents in every format, and their token ids, with 0 after each document."""
-    from tokenizers import Tokenizer
+def _streamed(source: Source) -> int:
+    """Read an epoch of a stream as one lane; return how many rows it has."""
+    assert isinstance(source, StreamSource)
+    distributor = IterableDistributor()
+    distributor.bind({"main": source}, 1, 1, 1)
+    draws = distributor.open(0, 1)
+    rows = 0
+    while (item := draws.next()) is not None:
+        source.fetch([item.index])
+        draws.took(item, 1)
+        rows += 1
+    return rows
 
-    rows = pa.table({"text": texts})
-    pq.write_table(rows, folder / "a.parquet", row_group_size=200)
-    with (
-        pa.OSFile(str(folder / "a.arrow"), "wb") as sink,
-        pa.ipc.new_file(sink, rows.schema) as writer,
-    ):
-        writer.write_table(rows, max_chunksize=200)
-    (folder / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-    (folder / "a.json").write_text(json.dumps([{"text": text} for text in texts]))
-    with (folder / "a.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["text"], *([text] for text in texts)])
-    with tarfile.open(folder / "a.tar", "w") as archive:
-        for number, text in enumerate(texts):
-            entry, data = tarfile.TarInfo(f"{number:06}.txt"), text.encode()
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
-    found = Tokenizer.from_file(str(tokenizer)).encode_batch(texts, add_special_tokens=False)
-    # Ids are moved by one, so that 0 is an id that only ends documents.
-    ids = [np.append(np.array(one.ids, np.int32) + 1, np.int32(0)) for one in found]
-    pq.write_table(pa.table({"input_ids": ids}), folder / "ids.parquet", row_group_size=200)
-    lengths = np.array([len(one) for one in ids], np.int32)
-    np.concatenate(ids).tofile(folder / "a.bin")
-    (folder / "a.idx").write_bytes(
-        struct.pack("<9sQBQQ", b"MMIDIDX", 1, 4, len(ids), len(ids) + 1)
-        + lengths.tobytes()
-        + (4 * (np.cumsum(lengths, dtype=np.int64) - lengths)).tobytes()
-        + np.arange(len(ids) + 1, dtype=np.int64).tobytes()
-    )
+
+def _at_random(source: IndexedSource) -> float:
+    """Return microseconds of CPU an item, read one by one."""
+    order = np.random.default_rng(1).permutation(len(source))[:AT_RANDOM].tolist()
+    started = time.process_time()
+    for index in order:
+        source.keep_blocks(0)
+        source.fetch([index])
+    return 1e6 * (time.process_time() - started) / len(order)
 
 
 if __name__ == "__main__":

@@ -166,12 +166,10 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
     """Print a table of at most `WIDTH` columns.
 
     Raises:
-        ValueError: Its rows are wider.
+        ValueError: Its rows are wider; it is printed all the same.
     """
     cells = [list(map(str, header)), *(list(map(str, row)) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    if 2 * len(widths) + sum(widths) > WIDTH:
-        raise ValueError(f"a table is {2 * len(widths) + sum(widths)} columns wide: {title}")
     print("", *textwrap.wrap(title, WIDTH), "", sep="\n")
     for number, row in enumerate(cells):
         left = row[0].ljust(widths[0])
@@ -180,3 +178,5 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
         if number == 0:
             print("  " + "  ".join("-" * width for width in widths))
     sys.stdout.flush()
+    if (wide := 2 * len(widths) + sum(widths)) > WIDTH:
+        raise ValueError(f"a table is {wide} columns wide: {title}")

@@ -1,16 +1,21 @@
 """The text job: tokenize and pack the standard library into rows of 8,192 tokens.
 
 A penstock server with 2 workers and its client, against a DataLoader with 2 workers that does the
-same with `datasets` and `tokenizers`, and Grain with 2 workers and its own packing, each started
-anew, with the settings that it has by itself. Grain runs where this interpreter has it, or in the
-one that BENCH_GRAIN_PYTHON names (`pip install grain datasets tokenizers`).
+same with `datasets` and `tokenizers`, Grain with 2 workers and its own packing, and Energon with 2
+workers, each started anew, with the settings that it has by itself. Grain and Energon run where
+this interpreter has them, or in those that BENCH_GRAIN_PYTHON (`pip install grain datasets
+tokenizers`) and BENCH_ENERGON_PYTHON (`pip install megatron-energon pyarrow tokenizers`) name.
+
+Ways to the same values from penstock: sent over TCP as they are; sent over TCP with the layout
+`seams`, whose other values the trainer makes; lent through a Unix socket; and sent over TCP with 4
+rows in a batch, as larger micro-batches are. What a trainer's process takes is by the batch.
 
 Corpus and tokenizer are those that `penstock.server.examples.stdlib` makes, as in the demo: whoever
 has run that has them, and all ways tokenize the same texts with the same file. A tokenizer of
 another training gives other lengths, so rates of two corpora cannot be compared; ratios of one run
 can.
 
-Every round has a seed of its own, the same for all ways. The first 48 batches are made of an eighth
+Every round has a seed of its own, the same for all ways. The first 393,216 tokens are of an eighth
 of the documents, and one order needs a third more of their text than another: with one seed the
 cold table would measure that order, and whom it favours.
 """
@@ -27,7 +32,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from rates import COLD_BATCHES, TOKENS, WARM_BATCHES
+from rates import COLD_TOKENS, TOKENS, WARM_TOKENS
 from support import (
     SEED,
     Results,
@@ -42,11 +47,15 @@ from support import (
     write_job,
 )
 
-GRAIN_PYTHON = "BENCH_GRAIN_PYTHON"
+OTHERS = {"Grain": ("grain", "text_grain"), "Energon": ("megatron.energon", "text_energon")}
+"""Loader -> its package, and the module here that reads with it."""
+
+COMPARED = ("DataLoader", *OTHERS)
+"""Their columns say how many times as fast a way is, in the median over the rounds."""
 
 
-def job(folder: Path, seed: int = 0) -> dict[str, object]:
-    """Return the text job over the corpus in `folder`."""
+def job(folder: Path, seed: int = 0, layout: str = "flash", rows: int = 1) -> dict[str, object]:
+    """Return the text job over the corpus in `folder`: with so many rows in a batch."""
     return {
         "seed": seed,
         "source": {
@@ -60,8 +69,14 @@ def job(folder: Path, seed: int = 0) -> dict[str, object]:
             "column": "text",
             "append": "<eos>",
         },
-        "batcher": {"type": "best_fit", "max_tokens": 8192, "pool_size": 64, "overlong": "split"},
-        "collator": {"type": "packed", "pad_to": 8192},
+        "batcher": {
+            "type": "best_fit",
+            "max_tokens": 8192,
+            "pool_size": 64,
+            "rows": rows,
+            "overlong": "split",
+        },
+        "collator": {"type": "packed", "pad_to": 8192, "layout": layout},
     }
 
 
@@ -70,24 +85,36 @@ def run() -> None:
     data = corpus()
     ways: dict[str, Callable[[int], Mapping[str, float]]] = {
         "penstock": partial(_penstock, data),
+        "- as seams": partial(_penstock, data, layout="seams"),
+        "- by unix:": partial(_penstock, data, unix=True),
+        "- 4 rows": partial(_penstock, data, rows=4),
         "DataLoader": partial(_child, "text_dataloader", data, sys.executable),
     }
-    if python := os.environ.get(GRAIN_PYTHON) or (sys.executable if find_spec("grain") else ""):
-        ways["Grain"] = partial(_child, "text_grain", data, python)
+    for name, (package, module) in OTHERS.items():
+        here = sys.executable if _is_here(package) else ""
+        if python := os.environ.get(f"BENCH_{name.upper()}_PYTHON") or here:
+            ways[name] = partial(_child, module, data, python)
     results = interleaved({name: _seeded(way) for name, way in ways.items()})
     first = {way: median(rounds, "first_s") for way, rounds in results.items()}
     table(
-        f"Text job cold: the first {COLD_BATCHES} batches (goal: at least 0.95x). The first batch "
+        f"Text job cold: the first {COLD_TOKENS:,} tokens (goal: at least 0.95x). The first batch "
         f"came after {first['penstock']:.2f} s, of the DataLoader after {first['DataLoader']:.2f} "
         f"s; before that the server took {median(results['penstock'], 'ready_s'):.2f} s to be "
         "ready, which the rate does not count.",
-        ("way", "tokens/s", "range", "of DataLoader", "of Grain"),
+        ("way", "tokens/s", "range", *COMPARED),
         [_row(way, results, "cold_tokens_per_s") for way in results],
     )
     table(
-        f"Text job warm: {TOKENS / 1e6:.0f} M tokens after {WARM_BATCHES} batches "
-        "(goal: at least 1.0x of the better; trainer at most 0.03 s/M)",
-        ("way", "tokens/s", "range", "of DataLoader", "of Grain", "trainer CPU s/M", "others"),
+        f"Text job warm: {TOKENS / 1e6:.0f} M tokens after {WARM_TOKENS / 1e6:.0f} M "
+        "(goal: at least 1.0x of the best; trainer at most 0.03 s/M)",
+        (
+            "way",
+            "tokens/s",
+            "range",
+            *(f"of {name}" for name in COMPARED),
+            "trainer s/M",
+            "others",
+        ),
         [
             (
                 *_row(way, results, "tokens_per_s"),
@@ -104,9 +131,15 @@ def _row(way: str, results: Results, key: str) -> tuple[str, ...]:
         way,
         f"{median(results[way], key):,.0f}",
         spread(results[way], key, ",.0f"),
-        ratio(results, way, "DataLoader", key),
-        ratio(results, way, "Grain", key),
+        *(ratio(results, way, other, key) for other in COMPARED),
     )
+
+
+def _is_here(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of what it lies in
+        return False
 
 
 def _seeded(way: Callable[[int], Mapping[str, float]]) -> Callable[[], Mapping[str, float]]:
@@ -119,11 +152,14 @@ def _child(module: str, data: Path, python: str, seed: int) -> dict[str, float]:
     return in_child(module, str(data), str(seed), python=python)
 
 
-def _penstock(data: Path, seed: int) -> dict[str, float]:
+def _penstock(
+    data: Path, seed: int, layout: str = "flash", rows: int = 1, unix: bool = False
+) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        job_file = write_job(Path(folder), {"text": job(data, seed)})
+        job_file = write_job(Path(folder), {"text": job(data, seed, layout, rows)})
+        listen = f"unix:{folder}/s" if unix else None
         began = time.perf_counter()
-        with serving(job_file, "--workers", "2") as (address, process):
+        with serving(job_file, "--workers", "2", listen=listen) as (address, process):
             ready_s = time.perf_counter() - began
             return {**in_child("text_penstock", address, str(process.pid)), "ready_s": ready_s}
 
