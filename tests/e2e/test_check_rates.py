@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from harness import ENVIRONMENT
+from harness import run_command
 
 HELD_S = 0.01
 
@@ -51,14 +50,7 @@ def check(
     }
     file = {"server": {"workers": workers}, "jobs": {"job": {**content, **job}}}
     (folder / "job.yaml").write_text(json.dumps(file))
-    return subprocess.run(
-        [sys.executable, "-m", "penstock.server.cli", "check", str(folder / "job.yaml"), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=ENVIRONMENT,
-        check=False,
-    )
+    return run_command(["penstock.server.cli", "check", str(folder / "job.yaml"), "--json"], 120.0)
 
 
 def test_what_workers_give_at_once_is_measured(tmp_path: Path) -> None:

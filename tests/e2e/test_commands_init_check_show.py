@@ -973,7 +973,10 @@ def test_from_a_dataset_class_to_batches_in_8_lines(home: Path) -> None:
 
 
 def test_the_pages_own_roles_pass_check(home: Path) -> None:
-    """The function, batcher, collator and stream that docs/roles.md shows are right and pure."""
+    """The functions, batcher, collator and stream that docs/roles.md shows are right and pure.
+
+    So are the lines of job files of that page, and of those about built-in roles.
+    """
     for name, text in doc_files("roles.md").items():
         (home / name).write_text(text)
     (home / "roles.yaml").write_text(
@@ -1011,7 +1014,11 @@ def test_the_pages_own_roles_pass_check(home: Path) -> None:
         (home / "texts" / f"{shard}.txt").write_text("one\ntwo\nthree\n")
     (home / "texts" / "one.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n' * 9)
 
-    fragments = re.findall(r"^```yaml\n((?:    .*\n)+)```", (DOCS / "roles.md").read_text(), re.M)
+    pages = [
+        (DOCS / f"{name}.md").read_text()
+        for name in ("roles", "distributors", "processors", "collators")
+    ]
+    fragments = re.findall(r"^```yaml\n((?:    .*\n)+)```", "".join(pages), re.M)
     assert len(fragments) == 7
     written = (home / "roles.yaml").read_text().replace('"', "")
     assert all(fragment.replace('"', "") in written for fragment in fragments)

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness import ENVIRONMENT, run_command
+
 JOB = """
 server: {workers: 1}
 jobs:
@@ -94,17 +96,12 @@ def test_the_tables_of_a_plan_are_no_wider_than_a_terminal(tmp_path: Path, colum
 def test_check_says_nothing_beside_its_results_into_a_pipe(tmp_path: Path, forced: bool) -> None:
     """Neither stdout nor stderr holds a line of progress, even where colours are asked for."""
     (tmp_path / "job.yaml").write_text(JOB)
-    environment = os.environ | ({"FORCE_COLOR": "1"} if forced else {})
+    environment = ENVIRONMENT | ({"FORCE_COLOR": "1"} if forced else {})
 
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock.server.cli", "check", "job.yaml"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
+    done = run_command(
+        ["penstock.server.cli", "check", "job.yaml"], environment=environment, folder=tmp_path
     )
 
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
     assert "again with" not in done.stdout
     assert "log id" in done.stdout

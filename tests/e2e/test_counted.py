@@ -6,8 +6,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness import ENVIRONMENT, Delivered, Server, serving, write_job_file
+from harness import Delivered, Server, run_command, serving, write_job_file
 from invariants import Purity, eventually
 from penstock.client import Loader
 from penstock.server.jobs.load import load
@@ -117,14 +115,8 @@ def test_every_sample_of_an_epoch_comes_once_and_it_is_counted_once(tmp_path: Pa
     assert first == again == values(f"local:{file}", "val")
     assert bad[0] == [number for number in EXPECTED if number % 10 != 3]
     assert {event["job"] for event in counted} == {"val", "single", "packed", "bad"}
-    command = [sys.executable, "-m", "penstock.server.cli", "show", str(file), "val"]
-    shown = subprocess.run(
-        [*command, "--step", "0", "--json"],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        check=True,
-    )
+    shown = run_command(["penstock.server.cli", "show", str(file), "val", "--step", "0", "--json"])
+    assert shown.returncode == 0, shown.stderr
     assert [json.loads(line)["position"] for line in shown.stdout.splitlines()] == [0, 1]
 
 

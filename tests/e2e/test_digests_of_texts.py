@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from harness import ENVIRONMENT, write_job_file
+from harness import run_command, write_job_file
 
 
 def printed(module: str, *arguments: str) -> list[dict[str, Any]]:
     """What a command prints with `--json`, line by line."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments, "--json"],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_command([module, *arguments, "--json"])
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -70,7 +70,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("file", "jobs"), [("packed-text.yaml", ["train", "val"]), ("chat.yaml", ["chat"])]
+    ("file", "jobs"),
+    [
+        ("packed-text.yaml", ["train", "val"]),
+        ("chat.yaml", ["chat"]),
+        ("chat-stream.yaml", ["chat"]),
+    ],
 )
 def test_an_example_passes_check(
     file: str, jobs: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -92,6 +97,7 @@ TRAINED = [
     ("packed-text.yaml", "train"),
     ("packed-text.yaml", "val"),
     ("chat.yaml", "chat"),
+    ("chat-stream.yaml", "chat"),
 ]
 
 
@@ -119,7 +125,7 @@ def test_a_real_model_trains_a_step_of_an_example(file: str, job: str, folder: P
         r"(max_tokens|pad_to): \d+", rf"\1: {ROW_TOKENS}", (folder / file).read_text()
     )
     (folder / file).write_text(text)
-    assert cuts >= 2
+    assert cuts >= 1
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=400,

@@ -21,10 +21,10 @@ from contract.test_sources import CASES, Case, plain
 from harness import serving, write_job_file
 from indexes import Here, made
 from invariants import Purity, eventually
-from penstock.server.indexing.making import Making
+from penstock.server.index.file import SizeIndex
+from penstock.server.indexing.making import Making, make
 from penstock.server.indexing.measuring import Measuring
 from penstock.server.job import Job
-from penstock.server.planned.index_file import SizeIndex
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.sources import ItemsSource, JsonlSource
 from penstock.wire.errors import InvalidJob
@@ -223,7 +223,7 @@ def test_an_index_is_made_and_read_behind_a_url(bucket: Any, tmp_path: Path) -> 
     url = "s3://corpus/of/mine/sft.index"
     measuring = Measuring(job)
     with pytest.raises(InterruptedError):
-        Making(measuring, url).run(Here(measuring, most=2))
+        make([Making(measuring, url)], Here(measuring, most=2))
     assert not bucket.exists(url)
     assert len(bucket.ls(f"{url}.parts", refresh=True)) == 3
 

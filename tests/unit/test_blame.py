@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness import run_command
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
@@ -196,13 +195,7 @@ def test_check_ends_with_a_sentence_where_a_job_cannot_be_built(tmp_path: Path, 
     """Whatever is called while a job is built or looked at: no traceback of penstock's own."""
     file = write(tmp_path, CASES[case][0])
 
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock.server.cli", "check", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_command(["penstock.server.cli", "check", str(file)], 120.0)
 
     assert done.returncode == 2
     assert "fails with ValueError" in done.stderr

@@ -199,13 +199,13 @@ def _rank(rank: int, port: int, address: str, results: Any) -> None:
         step = next(loader.steps())
         total = step.total("tokens")
         positions = [batch.position for batch in step]
-        results.put((rank, total, positions, loader.world_rank.source))
+        results.put((rank, total, step.per_rank("tokens"), positions, loader.world_rank.source))
         dist.barrier()
     dist.destroy_process_group()
 
 
 def test_processes_of_torch_distributed_share_a_token_and_sum_over_all() -> None:
-    """Two real processes over gloo: one generation, the step's own total on both."""
+    """Two real processes over gloo: one generation, each rank's count of the step, on both."""
     from unit.served import ServedNode
 
     with socket.socket() as probe:
@@ -228,6 +228,6 @@ def test_processes_of_torch_distributed_share_a_token_and_sum_over_all() -> None
         assert node.group().generation == 1
     total = sum(10 + position for position in range(4))
     assert found == [
-        (0, total, [0, 2], "torch.distributed"),
-        (1, total, [1, 3], "torch.distributed"),
+        (0, total, (10 + 12, 11 + 13), [0, 2], "torch.distributed"),
+        (1, total, (10 + 12, 11 + 13), [1, 3], "torch.distributed"),
     ]

@@ -364,6 +364,7 @@ def test_a_total_is_known_before_the_first_batch_of_the_step(node: ServedNode) -
 
             assert total == sum(10 + position for position in positions)
             assert step.counts == {"tokens": total, "samples": 12}
+            assert step.per_rank("tokens") == (total,)
             assert step.total("nothing") == 0
             assert len(step) == 6
             assert [batch.position for batch in batches] == list(positions)

@@ -148,3 +148,15 @@ def test_samples_of_webdataset_are_dicts(folder: Path) -> None:
     """Texts and classes are decoded, and belong together."""
     for values, _, _ in batches(folder, "webdataset.yaml", 10):
         assert [int(text.split()[1]) % 3 for text in values["text"]] == list(values["label"])
+
+
+def test_a_key_of_cosmos_is_set_from_the_command_line(folder: Path) -> None:
+    """As the page writes it, for the job that it shows: the log of the edited file."""
+    [option] = re.findall(r"`--set (train\.\S+)`", PAGE)
+    edited = folder / "cosmos-edited.yaml"
+    edited.write_text(FILES["cosmos.yaml"].replace("max_tokens: 16000", "max_tokens: 12000"))
+
+    job = load(str(folder / "cosmos.yaml"), environ={}, assignments=[option]).job("train")
+
+    assert job.log_id == load(str(edited), environ={}).job("train").log_id
+    assert job.log_id != load(str(folder / "cosmos.yaml"), environ={}).job("train").log_id

@@ -205,7 +205,9 @@ class Play:
             idle = 0 if self.answer() else idle + 1
             if idle > 20:
                 await asyncio.sleep(0.002)  # for the store
-            assert idle < 200, [(r, self.readers[r].head, self.readers[r].lacks) for r in waiting]
+            assert idle < 30_000, [
+                (r, self.readers[r].head, self.readers[r].lacks) for r in waiting
+            ]
 
 
 @pytest.mark.parametrize("part", range(3))

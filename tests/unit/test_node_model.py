@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.server.core.refs import BatchPlan
 from penstock.server.local import LocalLoader
 from penstock.server.node.messages import Make, Plan, Produce
 from penstock.server.node.reader import Reader
@@ -240,7 +241,7 @@ async def test_an_evicted_batch_costs_itself_again_and_no_replay(tmp_path: Path)
     asked = [message for message in hand.answered if isinstance(message, Make)]
     assert len(asked) == 60
     own_items = sum(
-        len({tuple(ref[:3]) for row in json.loads(message.plan)[2] for ref in row})
+        len({ref.item for row in BatchPlan.from_json(json.loads(message.plan)).rows for ref in row})
         for message in asked
     )
     assert hand.side.jobs[node.jobs["job"].log_id].items.processed - processed == own_items
