@@ -118,6 +118,21 @@ class Rolls(RawItemProcessor):
         return {"x": random.SystemRandom().random()}
 
 
+class Miscounts(RawItemProcessor):
+    """Counts one too few where only lengths are wanted."""
+
+    def __init__(self, missing: int = 0) -> None:
+        self._missing = missing
+
+    def process(self, raw: Any, context: ProcessContext) -> Any:
+        """Give four ids."""
+        return {"ids": [7] * (4 - self._missing)}
+
+    def for_lengths(self, key: str) -> RawItemProcessor:
+        """Give three."""
+        return Miscounts(1)
+
+
 class Eats(RawItemProcessor):
     """Takes what it needs out of the item."""
 
@@ -190,6 +205,7 @@ ROWS: tuple[Any, Any] = ([[{"x": 3}]], [[{"x": 3000}]])
         (lambda: check_processor(Remembers(), [{"x": 1}]), "a second time: it is not pure"),
         (lambda: check_processor(Rolls(), [{"x": 1}]), "it is not pure"),
         (lambda: check_processor(Eats(), [{"x": 1}]), "changes the item"),
+        (lambda: check_processor(Miscounts(), [{"x": 1}]), "gives other lengths of 'ids'"),
         (lambda: check_batcher(Loses(), SAMPLES), "Loses has lost samples: 1 of 3"),
         (lambda: check_batcher(Forgets(), SAMPLES), "after restore"),
         (lambda: check_collator(Narrows(), *ROWS), "'x' as .*uint8.* and .*uint16"),

@@ -69,6 +69,50 @@ def reference(path: Path) -> Any:
 
 
 @settings(deadline=None)
+@given(
+    text=st.none() | st.text(max_size=60),
+    template=st.booleans(),
+    around=st.booleans(),
+    most=st.none() | st.integers(5, 30),
+)
+def test_counting_gives_the_lengths_and_filters_alike(
+    path: Path, text: str | None, template: bool, around: bool, most: int | None
+) -> None:
+    """Whatever is added, cut or left out: an index of sizes is made of the counts."""
+    token = "<eos>" if around else None
+    processor = TokenizeProcessor(
+        path, append=token, prepend=token, max_length=most, add_special_tokens=template
+    )
+    counting = processor.for_lengths("input_ids")
+    here, there = context(), context()
+    sample = processor.process({"text": text}, here)
+    counted = counting.process({"text": text}, there)
+
+    assert counting is not processor
+    assert here.skipped == there.skipped
+    assert (sample is None) == (counted is None)
+    if sample is not None and counted is not None:
+        assert len(counted["input_ids"]) == len(sample["input_ids"])
+
+
+def test_counting_is_for_its_own_samples_alone(path: Path) -> None:
+    """Another value's length, or a subclass that makes other samples: nothing is left out."""
+
+    class Doubled(TokenizeProcessor):
+        def process(self, raw: Any, context: ProcessContext) -> Any:
+            ids = ids_of(TokenizeProcessor(path), raw["text"])
+            return {"input_ids": ids + ids}
+
+    doubled, plain = Doubled(path), TokenizeProcessor(path)
+
+    assert doubled.for_lengths("input_ids") is doubled
+    assert plain.for_lengths("labels") is plain
+    counted = plain.for_lengths("input_ids").process({"text": TEXT}, context())
+    assert counted is not None
+    assert counted["input_ids"] == range(len(ids_of(plain, TEXT)))
+
+
+@settings(deadline=None)
 @given(text=st.text(min_size=1, max_size=60), template=st.booleans())
 def test_the_ids_are_those_of_the_library(
     path: Path, reference: Any, text: str, template: bool

@@ -27,7 +27,7 @@ from penstock.server.pipeline.items import MAX_REASON, Filtered, Items
 from penstock.server.pipeline.retry import Progress
 from penstock.server.pipeline.verdicts import Bad
 from penstock.server.role_set import RoleSet
-from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.server.roles.base import RawItemProcessor, Sample, SampleBatcher
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.usercode.contained import contained
@@ -101,7 +101,7 @@ class Measuring:
         self.job = Job(
             sources,
             MapDistributor(shuffle="none"),
-            roles.processor,
+            _counting(roles.processor, self._rule),
             _lengths(self._rule) or roles.batcher,
             seed=job.seed,
             lanes=1,
@@ -254,6 +254,12 @@ def _items(kept: Kept | None, start: int, stop: int) -> Sequence[int]:
         return range(start, stop)
     found: list[int] = kept.run(start, stop).tolist()
     return found
+
+
+def _counting(processor: RawItemProcessor, rule: Any) -> RawItemProcessor:
+    """Return a processor of the same sizes, where these are lengths."""
+    is_length = isinstance(rule, dict) and "length_of" in rule
+    return processor.for_lengths(rule["length_of"]) if is_length else processor
 
 
 def _lengths(rule: Any) -> SampleBatcher | None:

@@ -609,6 +609,16 @@ class RawItemProcessor(Role, ABC):
         """
         return False
 
+    def for_lengths(self, key: str) -> RawItemProcessor:
+        """Return a processor that filters, splits and fails alike, for who only takes lengths.
+
+        In its samples `key` may hold anything that is as long: an index of sizes needs no more.
+
+        Args:
+            key: Whose length is taken.
+        """
+        return self
+
     def passes_items(self) -> bool:
         """Tell whether a sample is its item, unchanged: then nothing need be called for it."""
         return False

@@ -120,8 +120,8 @@ def check_processor(processor: RawItemProcessor, items: Sequence[RawItem]) -> No
     """Test a processor, with items as its source gives them.
 
     The item alone decides the samples: whatever was processed before, by any copy of the role. The
-    item is not changed. None comes with a reason, and `one_to_one` never filters. The identity can
-    be hashed.
+    item is not changed. None comes with a reason, and `one_to_one` never filters. Samples are as
+    long after `for_lengths`. The identity can be hashed.
 
     Raises:
         AssertionError: A property does not hold; says which.
@@ -155,6 +155,27 @@ def _check_item(processor: RawItemProcessor, item: RawItem, other: RawItem, numb
         told = _item_context(number)
         again = as_bytes(copied.process(copy.deepcopy(before), told))
         holds((again, told.skipped) == kept, f"{where} gives other samples {how}: it is not pure")
+    samples = [first] if isinstance(first, dict) else list(first or ())
+    for key in sorted({key for sample in samples for key in sample}):
+        counting, told = processor.clone().for_lengths(key), _item_context(number)
+        counting.setup()
+        found = counting.process(copy.deepcopy(before), told)
+        counted = [found] if isinstance(found, dict) else list(found or ())
+        holds(
+            _lengths(counted, key) == _lengths(samples, key),
+            f"{where} gives other lengths of {key!r} after for_lengths({key!r})",
+        )
+
+
+def _lengths(samples: Sequence[Sample], key: str) -> list[int | None]:
+    return [_length(sample.get(key)) for sample in samples]
+
+
+def _length(value: Any) -> int | None:
+    try:
+        return len(value)
+    except TypeError:  # a number, or an array without dimensions
+        return None
 
 
 def _item_context(number: int) -> ProcessContext:
