@@ -97,8 +97,8 @@ def test_numbers_in_decisions_are_those_of_the_code() -> None:
     assert f"the {CHUNK_BYTES >> 20} MiB that a chunk has" in bundles
     assert "up to two milliseconds" in bundles
     assert HOLD_S == 0.002
-    assert "last message is 30 ms old" in bundles
-    assert GATHER_S == 0.03
+    assert "last message is 100 ms old" in bundles
+    assert GATHER_S == 0.1
     assert f"the last {KEPT_PLANS} plans of a lane" in plans
     assert f"the default of {DEFAULT_LANES} " in plans
 

@@ -8,9 +8,12 @@ from penstock.server.node.entry import Entry
 from penstock.wire import CHUNK_BYTES
 from penstock.wire.v1 import feed_pb2
 
-GATHER_S = 0.03
+GATHER_S = 0.1
 """How old a stream's last message is, at most, when a small batch waits for others to share the
-next: 33 messages a second are nothing to either side, and no training step notices the delay."""
+next. Every message wakes six threads of a consumer, whose caches its loop has filled since: of rows
+of 8,192 tokens, 120 a second, that was half of what it spent on them with a third of this time. A
+loop that waits for data waits no longer in all, as the batches that come together were made one
+after another."""
 
 
 def gathers_until(wrote_at: float, gathered: int, missing: int) -> float:
