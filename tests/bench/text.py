@@ -7,7 +7,7 @@ this interpreter has them, or in those that BENCH_GRAIN_PYTHON (`pip install gra
 tokenizers`) and BENCH_ENERGON_PYTHON (`pip install megatron-energon pyarrow tokenizers`) name.
 
 Ways to the same values from penstock: sent over TCP as they are; sent over TCP with the layout
-`seams`, whose other values the trainer makes; lent through a Unix socket; and sent over TCP with 4
+`seams`, whose other values the trainer makes; lent through a Unix socket; and each of these with 4
 rows in a batch, as larger micro-batches are. What a trainer's process takes is by the batch.
 
 Corpus and tokenizer are those that `penstock.server.examples.stdlib` makes, as in the demo: whoever
@@ -88,6 +88,8 @@ def run() -> None:
         "- as seams": partial(_penstock, data, layout="seams"),
         "- by unix:": partial(_penstock, data, unix=True),
         "- 4 rows": partial(_penstock, data, rows=4),
+        "- 4 rows as seams": partial(_penstock, data, rows=4, layout="seams"),
+        "- 4 rows by unix:": partial(_penstock, data, rows=4, unix=True),
         "DataLoader": partial(_child, "text_dataloader", data, sys.executable),
     }
     for name, (package, module) in OTHERS.items():
@@ -111,7 +113,7 @@ def run() -> None:
             "way",
             "tokens/s",
             "range",
-            *(f"of {name}" for name in COMPARED),
+            *COMPARED,
             "trainer s/M",
             "others",
         ),
