@@ -8,7 +8,8 @@ tokenizers`) and BENCH_ENERGON_PYTHON (`pip install megatron-energon pyarrow tok
 
 Ways to the same values from penstock: sent over TCP as they are; sent over TCP with the layout
 `seams`, whose other values the trainer makes; lent through a Unix socket; and each of these with 4
-rows in a batch, as larger micro-batches are. What a trainer's process takes is by the batch.
+rows in a batch, as larger micro-batches are, beside Grain with 4 rows. What a trainer's process
+takes is by the batch.
 
 Corpus and tokenizer are those that `penstock.server.examples.stdlib` makes, as in the demo: whoever
 has run that has them, and all ways tokenize the same texts with the same file. A tokenizer of
@@ -96,6 +97,8 @@ def run() -> None:
         here = sys.executable if _is_here(package) else ""
         if python := os.environ.get(f"BENCH_{name.upper()}_PYTHON") or here:
             ways[name] = partial(_child, module, data, python)
+            if name == "Grain":
+                ways["- 4 rows of Grain"] = partial(_child, module, data, python, rows=4)
     results = interleaved({name: _seeded(way) for name, way in ways.items()})
     first = {way: median(rounds, "first_s") for way, rounds in results.items()}
     table(
@@ -150,8 +153,9 @@ def _seeded(way: Callable[[int], Mapping[str, float]]) -> Callable[[], Mapping[s
     return lambda: way(next(seeds))
 
 
-def _child(module: str, data: Path, python: str, seed: int) -> dict[str, float]:
-    return in_child(module, str(data), str(seed), python=python)
+def _child(module: str, data: Path, python: str, seed: int, rows: int = 1) -> dict[str, float]:
+    height = [str(rows)] if rows > 1 else []
+    return in_child(module, str(data), str(seed), *height, python=python)
 
 
 def _penstock(

@@ -1,8 +1,8 @@
 """The text job by Grain: its own sharding, best-fit packing and worker processes.
 
 The same Parquet through `datasets`, the same tokenizer call on 16 texts, rows of 8,192 tokens by
-Grain's `BestFitPackIterDataset` with 64 open rows, the same keys, in 2 worker processes. Run by an
-interpreter that has Grain, which may be another one than penstock's.
+Grain's `BestFitPackIterDataset` with 64 open rows, the same keys, in 2 worker processes, one row or
+several in a batch. Run by an interpreter that has Grain, which may be another one than penstock's.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rates import rates
 TEXTS, ROWS, OPEN_ROWS = 16, 8192, 64
 
 
-def main(folder: str, seed: int) -> None:
-    """Read in an order of this seed; print the rates."""
+def main(folder: str, seed: int, height: int) -> None:
+    """Read batches of so many rows, in an order of this seed; print the rates."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import datasets
     import grain
@@ -75,6 +75,20 @@ def main(folder: str, seed: int) -> None:
             "tokens": int((documents > 0).sum()),
         }
 
+    def join(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        whole = ("input_ids", "labels", "position_ids", "document_ids")
+        ends = [each["cu_seq_lens_q"][1:] + ROWS * n for n, each in enumerate(rows)]
+        starts = np.concatenate([np.zeros(1, np.int32), *ends]).astype(np.int32)
+        longest = max(each["max_length_q"] for each in rows)
+        return {
+            **{name: np.concatenate([each[name] for each in rows]) for name in whole},
+            "cu_seq_lens_q": starts,
+            "cu_seq_lens_k": starts,
+            "max_length_q": longest,
+            "max_length_k": longest,
+            "tokens": sum(each["tokens"] for each in rows),
+        }
+
     texts = grain.MapDataset.source(Texts()).seed(seed).shuffle().repeat()
     pieces = grain.experimental.FlatMapIterDataset(
         texts.batch(TEXTS, batch_fn=list).to_iter_dataset(), Tokens()
@@ -82,7 +96,10 @@ def main(folder: str, seed: int) -> None:
     packed = grain.experimental.BestFitPackIterDataset(
         pieces, length_struct={"input_ids": ROWS}, num_packing_bins=OPEN_ROWS
     )
-    rows = packed.map(row).mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
+    rows = packed.map(row)
+    if height > 1:
+        rows = rows.batch(height, batch_fn=join)
+    rows = rows.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
 
     def counts(batches: Iterator[dict[str, Any]]) -> Iterator[int]:
         return (batch["tokens"] for batch in batches)
@@ -92,4 +109,4 @@ def main(folder: str, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 1)
