@@ -81,3 +81,21 @@ def test_each_data_set_has_its_counts(
 def test_people_see_them_too(tmp_path: Path, job: dict[str, Any]) -> None:
     """A line for each."""
     assert "data set prose  120 samples, 840 tokens" in index(tmp_path, job)
+
+
+def test_a_meta_file_that_is_not_drawn_from_has_no_counts(
+    tmp_path: Path, job: dict[str, Any]
+) -> None:
+    """The index knows nothing of it."""
+    meta = job.pop("source")
+    drawn = {"type": "jsonl", "files": "code.jsonl"}
+    job |= {
+        "sources": {"one": drawn, "more": meta},
+        "distributor": {"type": "map", "source": "one"},
+    }
+
+    index(tmp_path, job)
+    found = json.loads(index(tmp_path, job, "--json"))["sources"]
+
+    assert list(found) == ["one"]
+    assert "data_sets" not in found["one"]

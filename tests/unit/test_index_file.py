@@ -16,6 +16,7 @@ from indexes import as_items, one_each, samples_of, written
 from penstock.server.index import file as index_file
 from penstock.server.index.block import (
     OTHER_REASONS,
+    QUARANTINED,
     LeftOut,
     block_items,
     decode_block,
@@ -23,6 +24,7 @@ from penstock.server.index.block import (
 )
 from penstock.server.index.file import ItemSizes, SizeIndex, SourceBlocks, write_index
 from penstock.server.index.place import Place
+from penstock.server.indexing.parts import Part
 from penstock.server.pipeline.counts import MAX_REASONS
 from penstock.wire.errors import InvalidJob
 
@@ -92,6 +94,21 @@ def test_reasons_without_number_are_counted_together() -> None:
     tally = left_out.tally()
     assert tally[OTHER_REASONS] == 2 * MAX_REASONS
     assert len(tally) == MAX_REASONS + 1
+
+
+def test_items_that_fail_are_counted_among_any_number_of_reasons(tmp_path: Path) -> None:
+    """A job bounds their number, so they do not hide among others: in a block, and in the sums."""
+    others = [f"filtered:too short, {number}" for number in range(3 * MAX_REASONS)]
+    items = samples_of(*others, *[QUARANTINED] * 5)
+    blocks = samples_of(*(others * 9), *[QUARANTINED] * 7)
+    written(tmp_path / "x", ("a", blocks))
+
+    assert Part.of(encode_block(items), drew=False).quarantined == 5
+    left_out = SizeIndex.open(str(tmp_path / "x")).sources["a"].left_out
+    assert left_out[QUARANTINED] == 7
+    assert sum(left_out.values()) == 9 * len(others) + 7
+    assert OTHER_REASONS in left_out
+    assert len(left_out) == MAX_REASONS + 2
 
 
 def random_items(rng: np.random.Generator, count: int) -> list[list[int] | str]:

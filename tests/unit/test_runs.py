@@ -373,6 +373,62 @@ class Odd(MapDistributor):
         return super().draw(lane, lanes, k // 2)
 
 
+class Failing(NumberedDraws):
+    """A user's draws that come together, one of which fails once."""
+
+    fails_at: ClassVar[int | None] = None
+
+    def next(self) -> ItemRef | None:
+        """Fail where it is told to."""
+        if self.k == Failing.fails_at:
+            Failing.fails_at = None
+            raise SourceUnavailable("away")
+        return super().next()
+
+    def run(self, count: int) -> list[ItemRef]:
+        """Return what comes."""
+        return self.peek(count)
+
+    def step(self, items: Sequence[ItemRef], sizes: Sequence[int]) -> None:
+        """Take draws one after another."""
+        for item, size in zip(items, sizes, strict=True):
+            self.next()
+            self.took(item, size)
+
+
+class OfAUser(MapDistributor):
+    """Draws by these."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def open(self, lane: int, lanes: int) -> Failing:
+        """Return them."""
+        return Failing(self, lane, lanes)
+
+
+@pytest.mark.parametrize("fails_at", range(0, 60, 7))
+def test_a_draw_that_fails_takes_nothing(fails_at: int) -> None:
+    """Whatever the batcher was given with it: the plans are those of draws that do not fail."""
+    lengths = [5 + n % 40 for n in range(700)]
+
+    def stops(at: int | None) -> list[tuple[BatchPlan | None, int, bytes]]:
+        job = Job(
+            Told(lengths),
+            OfAUser(),
+            None,
+            BestFitPackingBatcher(max_tokens=32),
+            PackedCollator(),
+            lanes=1,
+        )
+        Failing.fails_at = at
+        planner = SamplePlanner(job, 0, Items(job))
+        found = [(planner.next(), planner.drawn, planner.snapshot()) for _ in range(50)]
+        assert Failing.fails_at is None
+        return found
+
+    assert stops(fails_at) == stops(None)
+
+
 @pytest.mark.parametrize(
     ("batcher", "distributor", "together"),
     [

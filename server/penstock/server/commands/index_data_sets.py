@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.server.core.condition import Kept
+from penstock.server.index.block import LeftOut
 from penstock.server.index.file import IndexedSizes, SizeIndex
 from penstock.server.index.inputs import kept_items
 from penstock.server.role_set import RoleSet
@@ -20,7 +21,7 @@ DataSets = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 def data_sets(index: SizeIndex, roles: RoleSet) -> DataSets:
-    """Return the counts of the data sets of every meta file that is a source.
+    """Return the counts of the data sets of every meta file that is drawn from.
 
     Args:
         index: The index of the sources' sizes.
@@ -31,9 +32,9 @@ def data_sets(index: SizeIndex, roles: RoleSet) -> DataSets:
         SourceUnavailable: It cannot be read at the moment.
     """
     return {
-        name: _counted(source.spans(), index.sources[name], kept_items(roles, name))
-        for name, source in roles.sources.items()
-        if isinstance(source, MetaSource)
+        name: _counted(source.spans(), sizes, kept_items(roles, name))
+        for name, sizes in index.sources.items()
+        if isinstance(source := roles.sources[name], MetaSource)
     }
 
 
@@ -49,7 +50,8 @@ def _counted(
             read = sizes.read(start, min(start + READ_ITEMS, last))
             samples += len(read.sizes)
             tokens += int(read.sizes.sum())
-            left_out.update(read.left_out.values())
+            assert isinstance(read.left_out, LeftOut)  # it was read
+            left_out.update(read.left_out.tally())
         found[name] = {
             "items": last - first,
             "samples": samples,

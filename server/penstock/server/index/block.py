@@ -42,7 +42,8 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 _ALIGNED = 8
 
 OTHER_REASONS = "filtered:other reasons"
-"""Stands for what comes after `MAX_REASONS` in a block, or in the sums over a source."""
+"""Stands for what comes after `MAX_REASONS` in a block, or in the sums over a source; but never for
+`QUARANTINED`."""
 
 LEAST_BLOCK_ITEMS, MOST_BLOCK_ITEMS = 256, 65_536
 
@@ -137,9 +138,19 @@ QUARANTINED = "quarantined:index"
 
 
 def few(reasons: Mapping[str, int], into: Counter[str]) -> None:
-    """Add counts of reasons to others, but no more than `MAX_REASONS` different ones."""
+    """Add counts of reasons to others, but no more than `MAX_REASONS` different ones.
+
+    Items that fail are counted apart, whatever else was left out: jobs bound their number.
+    """
     for reason, count in reasons.items():
-        into[reason if reason in into or len(into) < MAX_REASONS else OTHER_REASONS] += count
+        into[_named(reason, into)] += count
+
+
+def _named(reason: str, known: Mapping[str, int]) -> str:
+    """Return a reason, or what stands for it where too many others are known."""
+    if reason in known or reason == QUARANTINED:
+        return reason
+    return reason if len(known) - (QUARANTINED in known) < MAX_REASONS else OTHER_REASONS
 
 
 # --- as bytes -------------------------------------------------------------------------------------
@@ -191,9 +202,7 @@ def _coded(
             reason = left_out[first + position]
         except KeyError:
             raise ValueError(f"position {first + position} has no sample and no reason") from None
-        if reason not in numbers and len(numbers) >= MAX_REASONS:
-            reason = OTHER_REASONS
-        codes.append(numbers.setdefault(reason, len(numbers)))
+        codes.append(numbers.setdefault(_named(reason, numbers), len(numbers)))
     return bytes(codes), list(numbers)
 
 

@@ -102,7 +102,22 @@ class ProcessedItems(RawItems):
     def _process(
         self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
     ) -> list[list[Sample] | Filtered | Bad]:
-        # A lane draws from the sources of one set of roles, so all of these are of one.
+        if len(self.job.role_sets) == 1:
+            return self._process_of_set(items, raws, stage)
+        by_set: dict[int, list[int]] = {}
+        for place, item in enumerate(items):
+            by_set.setdefault(self.job.roles_of(item.source).number, []).append(place)
+        found: list[list[Sample] | Filtered | Bad] = [Filtered("")] * len(items)
+        for places in by_set.values():
+            some = [items[place] for place in places], [raws[place] for place in places]
+            for place, outcome in zip(places, self._process_of_set(*some, stage), strict=True):
+                found[place] = outcome
+        return found
+
+    def _process_of_set(
+        self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
+    ) -> list[list[Sample] | Filtered | Bad]:
+        """Process items that are all drawn by one set of roles."""
         processor = self.job.roles_of(items[0].source).processor
         if len(items) > 1 and not processor.uses_global_rng and not self.careful:
             contexts = [ProcessContext(item, self.job.seed) for item in items]

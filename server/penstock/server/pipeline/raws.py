@@ -98,11 +98,10 @@ class RawItems(SourceCalls):
                 # Only their blocks are wanted: nothing is kept of the items.
                 told = partial(roles.told_sizes, source, [item.index for item in own])
                 contained(partial(self.of_source, told))
-                return []
-            if own:
+            elif own:
                 raws = contained(partial(self.items_of, source, own))
                 found.update(zip(own, raws, strict=True))
-        return [found[item] for item in items]
+        return [found[item] for item in items] if found else []
 
 
 __all__ = ["RawItems"]

@@ -59,6 +59,7 @@ class SamplePlanner:
         self.batching = Batching(job, lane, self.roles, items)
         self._counts_parts = bool(self.draws.counts())
         self._from_refs = self.roles.plans_from_refs
+        self._may_fail = self.roles.distributor.is_of_user()
         self._can_seek = self._part.can_seek(self.draws, self.batching.batcher)
         self.ready: deque[Rows] = deque()
         self._accounts = Accounts()
@@ -153,12 +154,25 @@ class SamplePlanner:
         refs = self._runs.next()
         if not refs or not self._starvation.has_room(len(refs)):
             return False
+        # Steps of our own draws are arithmetic. Where a user's fail, nothing was taken.
+        undo = (self.draws.state(), self.batching.batcher.state()) if self._may_fail else None
         taken, batches = self.batching.add_run(refs, self.place)
         if not taken:
             return False
-        self._runs.took(taken)
         items, _, sizes, _ = zip(*refs[:taken], strict=True)
-        self.draws.step(items, [0] * taken if self._can_seek else sizes)
+        try:
+            self.draws.step(items, [0] * taken if self._can_seek else sizes)
+            undo = None
+        except Exception:
+            if undo is None:
+                raise
+            return False  # the next draw comes alone: there it is tried again, or named
+        finally:
+            if undo is not None:
+                self.draws.restore(undo[0])
+                self.batching.restore(undo[1])
+                self._runs.forget()
+        self._runs.took(taken)
         self.counters["drawn"] += taken
         self._took(batches, taken)
         return True
