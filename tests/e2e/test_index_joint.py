@@ -188,6 +188,10 @@ def test_a_terminal_has_one_bar_for_all_sets(tmp_path: Path) -> None:
             ["index", "joint", "--role-set", "a", "--output", "b=x"],
             "add --role-set b, or leave the place",
         ),
+        (
+            ["index", "bare", "--role-set", "a", "--output", "aa=x"],
+            "'aa=x', and job 'bare' has several sets of roles: write NAME=URL",
+        ),
         (["index", "bare", "--output", "a=x", "--output", "a=y"], "is given twice for set 'a'"),
         (["index", "bare", "--output", "a="], "is given without a place for set 'a'"),
         (["index", "a_alone", "--output", "x", "--output", "y"], "is given twice"),

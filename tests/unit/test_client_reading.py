@@ -686,5 +686,7 @@ def test_stats_count_what_was_yielded(node: ServedNode) -> None:
     assert stats["bytes"] == sum(batch.nbytes for batch in batches)
     assert stats["tokens"] == 10 + 11 + 12 + 13
     assert stats["position"] == 3
+    assert stats["first_batch_s"] > 0
+    assert stats["wait_s"] >= 0
     assert 0 <= stats["wait_share"] <= 1
     assert stats["batches_per_s"] > 0

@@ -128,6 +128,14 @@ def test_a_mistake_names_the_option_and_a_remedy(
     assert "\n" not in str(caught.value)
 
 
+def test_a_mistake_names_the_option_that_made_it(tmp_path: Path) -> None:
+    """Not one that came after it and changed a key below."""
+    options = ("code.distributor={type: nope}", "code.distributor.seed=5")
+
+    with pytest.raises(InvalidJob, match=r"--set code\.distributor: .*'nope'"):
+        read(tmp_path, FILE, *options).job("code")
+
+
 def test_a_mistake_of_the_file_still_names_its_line(tmp_path: Path) -> None:
     """Also beside a key that was set."""
     text = FILE.replace("pad_to: 64", "pad_too: 64", 1)

@@ -220,10 +220,11 @@ class Sized(SampleBatcher):
     ("says", "said"),
     [
         (-1, "Sized.size_of() gave -1 for a sample of item main[2]"),
+        (1 << 63, "a size is from 0 to 2^63 - 1"),
         (2.5, "Sized.size_of() finds no size of a sample of item main[2]"),
         (KeyError("x"), "KeyError: 'x'; the sample has input_ids"),
     ],
-    ids=["negative", "a fraction", "an error"],
+    ids=["negative", "too large", "a fraction", "an error"],
 )
 def test_a_size_that_is_none_names_the_item(
     says: Any, said: str, monkeypatch: pytest.MonkeyPatch

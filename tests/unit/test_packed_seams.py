@@ -80,7 +80,6 @@ def test_what_is_completed_is_what_flash_sends(
     }
     found = complete(tensors(sent["seams"]), shifted=shifted)
     expected = tensors(sent["flash"])
-    assert list(found) != list(expected)  # the order of keys is not promised
     assert set(found) == set(expected)
     full = [number for number, row in enumerate(rows) if any(len(one["input_ids"]) for one in row)]
     for name, value in expected.items():

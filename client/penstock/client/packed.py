@@ -117,7 +117,7 @@ def on_cpu(ids: Tensor, seams: Tensor, row_tokens: Tensor, shifted: bool) -> dic
             documents[row, real:] = 0
     if shifted:
         labels[:, :-1] = labels[:, 1:]
-        labels[:, -1] = IGNORE_INDEX
+        labels[:, -1:] = IGNORE_INDEX
     return {
         "labels": torch.from_numpy(labels),
         "position_ids": torch.from_numpy(positions),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,9 @@ from penstock.server.indexing.making import Making
 from penstock.server.job import Job
 from penstock.server.role_set import RoleSet
 from penstock.wire.errors import InvalidJob, InvalidRequest
+
+_NAME = re.compile(r"[\w-]+")
+"""What names of sets look like, and URLs do not."""
 
 
 class Wanted(NamedTuple):
@@ -124,10 +128,14 @@ def places_of(
     for value in values:
         name, equals, url = value.partition("=")
         if not equals or name not in names:
-            if len(asked) > 1:
+            # Where one set is asked for a place may hold `=`; but `NAME=` of no set is a slip.
+            is_slip = equals and names != [""] and _NAME.fullmatch(name)
+            if len(asked) > 1 or is_slip:
+                otherwise = "; a file whose name begins like that has ./ before it"
                 raise InvalidRequest(
                     f"--{option} is {value!r}, and job {job.name!r} has several sets of roles: "
-                    f"write NAME=URL, where NAME is {' or '.join(names)}",
+                    f"write NAME=URL, where NAME is {' or '.join(names)}"
+                    f"{otherwise if is_slip else ''}",
                     field=option,
                     value=value,
                 )

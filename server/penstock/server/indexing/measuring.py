@@ -43,6 +43,9 @@ TOGETHER_BYTES = 16 << 20
 SIZES_TOGETHER = 4096
 """Items whose sizes are asked for at once, of sources and processors that tell them unprocessed."""
 
+MAX_SIZE = (1 << 63) - 1
+"""The largest size of a sample: an index holds int64."""
+
 KEPT_BLOCKS = 2
 """Storage blocks that a source keeps: positions are read in order, some of them ahead."""
 
@@ -208,10 +211,10 @@ class Measuring:
                 key="batcher",
                 traceback=user_traceback(error),
             ) from error
-        if size < 0:
+        if not 0 <= size <= MAX_SIZE:
             raise InvalidJob(
                 f"{self._batcher.code_of('size_of')} gave {size} for a sample of item {ref} of job "
-                f"{self.job.name!r}: a size is 0 or more",
+                f"{self.job.name!r}: a size is from 0 to 2^63 - 1",
                 key="batcher",
             )
         return size

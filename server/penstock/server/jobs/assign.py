@@ -66,10 +66,11 @@ def assign(
         for places in (lines, options):
             for path in [path for path in places if path[: len(found.path)] == found.path]:
                 del places[path]
-        # A key above that the file lacks is there because of this option.
-        for length in range(_JOB_DEPTH + 1, len(found.path) + 1):
+        options[found.path] = found.option
+        # A key above that the file lacks is there because of the first option that is below it.
+        for length in range(_JOB_DEPTH + 1, len(found.path)):
             if found.path[:length] not in lines:
-                options[found.path[:length]] = found.option
+                options.setdefault(found.path[:length], found.option)
     return data, replace(location, lines=lines, options=options)
 
 
