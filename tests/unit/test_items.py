@@ -19,7 +19,6 @@ from PIL import Image
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.joint_job import JointJob, RoleSet
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.verdicts import Quarantined, VerdictBook, content_hash
 from penstock.server.roles import ProcessContext, RawItemProcessor, Sample
@@ -537,39 +536,6 @@ def test_only_what_draws_chance_is_about_one_epoch() -> None:
     later = [ref._replace(epoch=3) for ref in refs]
     found = [items.verdicts.find("exit", ref) is not None for ref in later]
     assert found == every
-
-
-class Times(RawItemProcessor):
-    """Multiplies."""
-
-    version: ClassVar[int | str | None] = 1
-    uses_global_rng: ClassVar[bool] = False
-
-    def __init__(self, factor: int) -> None:
-        self.factor = factor
-
-    def process(self, raw: Any, context: ProcessContext) -> Sample:
-        """Return the product."""
-        return {"n": self.factor * raw["n"]}
-
-
-def test_items_of_several_sets_go_to_the_processor_of_each() -> None:
-    """Whoever asks for them together: a check does, though no lane draws them so."""
-    rows = [{"n": n} for n in range(3)]
-    job = JointJob(
-        {
-            name: RoleSet(ItemsSource(rows), processor=Times(factor), batch_size=1)
-            for name, factor in (("a", 10), ("b", 100))
-        },
-        choice="batch",
-        lanes=2,
-    )
-    refs = [ItemRef(name, n, 0) for n in range(3) for name in job.sources]
-    factors = {name: 10 if job.roles_of(name).name == "a" else 100 for name in job.sources}
-
-    found = Items(job).outcomes(refs, "draw")
-
-    assert found == [[{"n": factors[ref.source] * ref.index}] for ref in refs]
 
 
 def test_columns_of_every_source_are_read_ahead(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ class ProcessedItems(RawItems):
         """Return what processing gives for each item; nobody is judged, no verdict looked up.
 
         Args:
-            items: The items, each once.
+            items: The items, each once; all of sources of one set of roles, as a lane draws them.
             stage: `draw` where the planner asks, `exit` where a maker does.
             coming: Items that will be needed next: they are read while these are processed.
 
@@ -102,22 +102,7 @@ class ProcessedItems(RawItems):
     def _process(
         self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
     ) -> list[list[Sample] | Filtered | Bad]:
-        if len(self.job.role_sets) == 1:
-            return self._process_of_set(items, raws, stage)
-        by_set: dict[int, list[int]] = {}
-        for place, item in enumerate(items):
-            by_set.setdefault(self.job.roles_of(item.source).number, []).append(place)
-        found: list[list[Sample] | Filtered | Bad] = [Filtered("")] * len(items)
-        for places in by_set.values():
-            some = [items[place] for place in places], [raws[place] for place in places]
-            for place, outcome in zip(places, self._process_of_set(*some, stage), strict=True):
-                found[place] = outcome
-        return found
-
-    def _process_of_set(
-        self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
-    ) -> list[list[Sample] | Filtered | Bad]:
-        """Process items that are all drawn by one set of roles."""
+        # A lane draws from the sources of one set of roles, so all of these are of one.
         processor = self.job.roles_of(items[0].source).processor
         if len(items) > 1 and not processor.uses_global_rng and not self.careful:
             contexts = [ProcessContext(item, self.job.seed) for item in items]
