@@ -214,9 +214,19 @@ def test_a_missing_column_is_named_with_the_nearest(path: Path) -> None:
     assert caught.value.fields["columns"] == ["id", "text"]
 
 
+def test_an_item_without_the_column_is_named_with_what_leaves_it_out(path: Path) -> None:
+    """Of a thousand lines a single one may lack it: the key is right, and the item is wrong."""
+    with pytest.raises(InvalidJob) as caught:
+        TokenizeProcessor(path).process({"body": TEXT}, context())
+
+    assert "item main[0] in epoch 0 has 'body'" in str(caught.value)
+    assert "columns: [text] in the source" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("raw", "error", "words"),
     [
+        ({"text": "ab\ud800"}, ValueError, ["half a surrogate pair", r"'\ud800'", "character 2"]),
         ({"text": 5}, TypeError, ["'text'", "int"]),
         ({"text": b"abc"}, TypeError, ["'text'", "bytes"]),
         (5, InvalidJob, ["int", "'text'", "function:"]),
