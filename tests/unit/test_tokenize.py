@@ -103,9 +103,16 @@ def test_counting_is_for_its_own_samples_alone(path: Path) -> None:
             ids = ids_of(TokenizeProcessor(path), raw["text"])
             return {"input_ids": ids + ids}
 
+    class Together(TokenizeProcessor):
+        def process_batch(self, raws: Any, contexts: Any) -> Any:
+            found = super().process_batch(raws, contexts)
+            return [{"input_ids": sample["input_ids"] + 0} for sample in found]
+
     doubled, plain = Doubled(path), TokenizeProcessor(path)
+    together = Together(path)
 
     assert doubled.for_lengths("input_ids") is doubled
+    assert together.for_lengths("input_ids") is together
     assert plain.for_lengths("labels") is plain
     counted = plain.for_lengths("input_ids").process({"text": TEXT}, context())
     assert counted is not None

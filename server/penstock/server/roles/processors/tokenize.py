@@ -186,8 +186,8 @@ class TokenizeProcessor(RawItemProcessor):
 
     def for_lengths(self, key: str) -> TokenizeProcessor:
         """Return one that makes no array of the ids, a twentieth of the work, to count them."""
-        if key != "input_ids" or not self.keeps(TokenizeProcessor, "process"):
-            return self
+        if key != "input_ids" or not self.keeps(TokenizeProcessor, "process", "process_batch"):
+            return self  # a subclass may do more with the ids than count them
         found = copy.copy(self)
         found._only_counts = True
         return found
