@@ -761,6 +761,36 @@ def test_check_warns_of_few_items_per_lane(home: Path, capsys: pytest.CaptureFix
     assert job["efficiency"] == pytest.approx(6 / 8)
 
 
+def test_check_processes_items_of_each_set_by_its_own_processor(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both sets take the same items, and make other samples of them: the job is pure."""
+    (home / "times.py").write_text(
+        "from penstock.server.roles import RawItemProcessor\n"
+        "class Times(RawItemProcessor):\n"
+        "    uses_global_rng = False\n"
+        "    def __init__(self, by):\n"
+        "        self.by = by\n"
+        "    def process(self, raw, context):\n"
+        "        return {'n': raw['n'] * self.by}\n"
+    )
+    parts = [
+        f"{{source: {{type: items, items: [{{n: 1}}, {{n: 2}}]}}, batch_size: 1, "
+        f"processor: {{type: './times.py:Times', by: {by}}}}}"
+        for by in (1, 10)
+    ]
+    (home / "joint.yaml").write_text(
+        "jobs:\n  job:\n    lanes: 1\n    choice: batch\n"
+        f"    joint: {{a: {parts[0]}, b: {parts[1]}}}\n"
+    )
+
+    status = run(["check", "joint.yaml"])
+
+    out = capsys.readouterr()
+    assert (status, out.err) == (0, "")
+    assert "were made twice, in another order and process: the same" in out.out
+
+
 def test_show_refuses_steps_of_several_sets(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As a Loader does: nobody could read such a step."""
     part = "{source: {type: items, items: [1, 2]}, batch_size: 1}"

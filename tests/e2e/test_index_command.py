@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
 import random
@@ -18,9 +20,14 @@ from forge import Forge
 from harness import ENVIRONMENT, children, kill_process, run_command, write_job_file
 from invariants import eventually
 from penstock.server.index.file import SizeIndex
+from penstock.server.indexing.blocks import Block, all_blocks
+from penstock.server.indexing.crew import Answer, Crew
+from penstock.server.indexing.measuring import Measuring
+from penstock.server.jobs.load import load
+from penstock.wire.errors import SourceUnavailable
 
 ROLES = """
-import os, signal
+import os, signal, time
 
 def words(raw, context):
     print("a word of a role's own")
@@ -28,6 +35,8 @@ def words(raw, context):
         open(raw["text"]).close()
     if raw["text"] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if raw["text"] == "hang":
+        time.sleep(1000)
     if raw["text"] == "fail":
         raise ValueError("cannot be decoded")
     words = raw["text"].split()
@@ -182,6 +191,66 @@ def test_an_item_that_ends_its_process_three_times_is_named(tmp_path: Path) -> N
     assert "ended the process that measures it 3 times, at last with SIGKILL" in last
     assert last.endswith("[worker_crashed]")
     assert (tmp_path / "x.parts" / "0-00000000").exists()
+
+
+def test_an_item_that_hangs_is_told_from_one_that_crashes(tmp_path: Path) -> None:
+    """Both end by SIGKILL, but for this one item_seconds can be raised."""
+    write_jobs(tmp_path, item280="hang")
+    path = tmp_path / "jobs.yaml"
+    arguments = ["index", str(path), "both", "--output", "x", "--workers", "1"]
+
+    done = run_command(
+        ["penstock.server.cli", *arguments],
+        environment={**ENVIRONMENT, "PENSTOCK_ITEM_SECONDS": "1"},
+        folder=tmp_path,
+    )
+
+    *warnings, last = done.stderr.splitlines()
+    assert "killed because it was still at it after item_seconds = 1;" in last
+    assert last.startswith("penstockd: error: the index of job 'both' cannot be made: a[280] in ")
+    assert sum("after item_seconds = 1; its block is measured" in each for each in warnings) == 3
+
+
+class Failing:
+    """Keeps no block: as soon as so many were finished, all of them fail."""
+
+    def __init__(self, together: int) -> None:
+        self.calls, self.together = 0, together
+        self.enough = asyncio.Event()
+
+    async def finished(self, block: Block, answer: Answer) -> None:
+        """Fail.
+
+        Raises:
+            SourceUnavailable: Always.
+        """
+        self.calls += 1
+        if self.calls == self.together:
+            self.enough.set()
+        await self.enough.wait()
+        raise SourceUnavailable("the disk is full", item="x")
+
+    def progressed(self, block: Block, done: int) -> None:
+        """Tell nobody."""
+
+    def died(self, block: Block, how: str) -> None:
+        """No process dies."""
+        pytest.fail(how)
+
+
+async def test_blocks_that_cannot_be_kept_end_it_with_one_error(tmp_path: Path) -> None:
+    """Other processes had finished blocks, too: their errors are the same, and nobody's."""
+    job = load(str(write_jobs(tmp_path))).jobs["both"]
+    measuring = Measuring(job)
+    crew = Crew(job.name, job.definition, {0: measuring.inputs}, 2, 60.0)
+    unheard: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: unheard.append(told))
+
+    with pytest.raises(SourceUnavailable, match="the disk is full"):
+        await crew.run(list(all_blocks(measuring.positions)), Failing(2))
+
+    gc.collect()
+    assert unheard == []
 
 
 def test_an_item_that_fails_stops_or_is_left_out(tmp_path: Path) -> None:

@@ -270,6 +270,7 @@ def test_labels_are_made_before_a_conversation_is_cut(home: Path) -> None:
         ([{"role": "user", "content": None}], {}, "content of type NoneType"),
         (["hello"], {}, "turn 0 is of type str"),
         (5, {}, "of type int, and chat needs a list"),
+        ([{"role": "assistant", "content": "a\ud800"}], {}, "half a surrogate pair"),
         ([{"role": "assistant", "content": "a"}] * 2, {"folder": "inst"}, "roles must alternate"),
         (
             [{"role": "assistant", "content": "a\ufdd0b"}],

@@ -17,6 +17,7 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,34 @@ def test_cat_for_people_has_a_line_per_batch(
     assert "step 0  lane 1:0" in out.splitlines()[1]
     assert err.startswith("# input_ids int64[1, 8], mask bool[2], ")
     assert len(err.splitlines()) == 1, "what the batches have in common is said once"
+
+
+def test_cat_says_of_packed_batches_once_what_they_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of 1 to 3 documents: cu_seq_lens has another length in nearly every batch."""
+    items = [{"input_ids": [7] * (1 + n % 8)} for n in range(40)]
+    (tmp_path / "job.yaml").write_text(
+        "jobs:\n  rows:\n    lanes: 1\n    epochs: 1\n"
+        f"    source: {{type: items, items: {json.dumps(items)}}}\n"
+        "    batcher: {type: next_fit, max_tokens: 8}\n    collator: {type: packed, pad_to: 8}\n"
+    )
+
+    status, out, err = run(capsys, "cat", f"local:{tmp_path / 'job.yaml'}", "rows")
+
+    assert status == 0
+    assert len(out.splitlines()) > 10
+    [said] = [row for row in err.splitlines() if not row.startswith("# in all")]
+    assert "cu_seq_lens_q int32[" in said
+
+
+def test_options_are_not_abbreviated(node: ServedNode, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--step 1` is not `--steps 1`: of `penstockd show` it means another thing."""
+    with pytest.raises(SystemExit) as ended:
+        run(capsys, "cat", node.address, "code", "--step", "1")
+
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --step 1" in capsys.readouterr().err
 
 
 def test_documents_are_shown_with_their_seams() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import re
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,7 @@ from penstock.server.index.file import ItemSizes, SizeIndex, SourceBlocks, write
 from penstock.server.index.place import Place
 from penstock.server.indexing.parts import Part
 from penstock.server.pipeline.counts import MAX_REASONS
-from penstock.wire.errors import InvalidJob
+from penstock.wire.errors import InvalidJob, SourceUnavailable
 
 SIZES = st.one_of(
     st.integers(0, 300), st.sampled_from([0, 1, 2**16 - 1, 2**16, 2**32 - 1, 2**32, 2**63 - 1])
@@ -279,6 +283,37 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["x"]
+
+
+@contextlib.contextmanager
+def files_of_at_most(nbytes: int) -> Iterator[None]:
+    """Let no file grow beyond so many bytes, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("room", [100, 100_000], ids=["all in the buffer", "more"])
+def test_a_full_disk_is_named_and_leaves_nothing(room: int, tmp_path: Path) -> None:
+    """What did not fit is in the buffer, which is flushed again as the file is closed."""
+    path = tmp_path / "x"
+    with (
+        files_of_at_most(room),
+        pytest.raises(SourceUnavailable, match=r"x' cannot be written at the moment: .* too large"),
+    ):
+        Place(str(path)).write([b"a" * 150, b"b" * (2 * room - 150)])
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_is_no_index(tmp_path: Path) -> None:
+    """And nobody waits for what might be written into it."""
+    os.mkfifo(tmp_path / "x")
+
+    assert index_file.is_index(Place(str(tmp_path / "x"))) is False
 
 
 @pytest.mark.parametrize("positions", [1, 3], ids=["too few", "too many"])

@@ -189,6 +189,19 @@ def test_a_verdict_is_durable_before_the_outcome_is_known() -> None:
     assert Recorder.calls == ["a", "bad", "bad", "a"]
 
 
+def test_a_bad_item_whose_text_is_not_unicode_is_judged_like_any_other() -> None:
+    """JSON has texts with half a surrogate pair; the verdict names the raw item by a hash."""
+    damaged, other = "cut \ud800", "cut \udfff"
+    items, refs = make(["a", damaged], on_item_error="quarantine")
+    Recorder.fails.update({damaged: [ValueError("not Unicode")] * 2})
+
+    found = items.samples(refs, "draw")
+
+    assert isinstance(found[1], Quarantined)
+    assert found[1].verdict.content_hash == content_hash(damaged)
+    assert content_hash(damaged) != content_hash(other)
+
+
 def test_errors_of_a_moment_are_retried_and_never_judged() -> None:
     """A flaky mount costs time; no verdict, no error, the same sample."""
     items, refs = make(["a"], on_item_error="quarantine")

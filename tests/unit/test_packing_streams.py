@@ -350,6 +350,20 @@ def test_check_warns_where_a_lane_has_fewer_items_than_four_pools(
     assert [remedy in warning for warning in warnings] == [True] * bool(remedy)
 
 
+@pytest.mark.parametrize(("epochs", "mix"), [(1, False), (2, True), (None, True)])
+def test_check_warns_of_epochs_that_mix_only_where_there_are_several(
+    epochs: int | None, mix: bool
+) -> None:
+    """A validation set is read once: its pools never hold items of two epochs."""
+    items = [{"input_ids": [1]} for _ in range(400)]
+    packed = {"batcher": BestFitPackingBatcher(8, 26), "collator": PackedCollator()}
+    job = Job(ItemsSource(items), **packed, lanes=8, epochs=epochs)
+
+    warnings = warnings_of_lanes(job.role_sets[0])
+
+    assert ["epochs mix in a pool" in warning for warning in warnings] == [True] * mix
+
+
 # --- concat ---------------------------------------------------------------------------------------
 
 

@@ -103,9 +103,16 @@ def test_counting_is_for_its_own_samples_alone(path: Path) -> None:
             ids = ids_of(TokenizeProcessor(path), raw["text"])
             return {"input_ids": ids + ids}
 
+    class Together(TokenizeProcessor):
+        def process_batch(self, raws: Any, contexts: Any) -> Any:
+            found = super().process_batch(raws, contexts)
+            return [{"input_ids": sample["input_ids"] + 0} for sample in found]
+
     doubled, plain = Doubled(path), TokenizeProcessor(path)
+    together = Together(path)
 
     assert doubled.for_lengths("input_ids") is doubled
+    assert together.for_lengths("input_ids") is together
     assert plain.for_lengths("labels") is plain
     counted = plain.for_lengths("input_ids").process({"text": TEXT}, context())
     assert counted is not None
@@ -214,9 +221,19 @@ def test_a_missing_column_is_named_with_the_nearest(path: Path) -> None:
     assert caught.value.fields["columns"] == ["id", "text"]
 
 
+def test_an_item_without_the_column_is_named_with_what_leaves_it_out(path: Path) -> None:
+    """Of a thousand lines a single one may lack it: the key is right, and the item is wrong."""
+    with pytest.raises(InvalidJob) as caught:
+        TokenizeProcessor(path).process({"body": TEXT}, context())
+
+    assert "item main[0] in epoch 0 has 'body'" in str(caught.value)
+    assert "columns: [text] in the source" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("raw", "error", "words"),
     [
+        ({"text": "ab\ud800"}, ValueError, ["half a surrogate pair", r"'\ud800'", "character 2"]),
         ({"text": 5}, TypeError, ["'text'", "int"]),
         ({"text": b"abc"}, TypeError, ["'text'", "bytes"]),
         (5, InvalidJob, ["int", "'text'", "function:"]),

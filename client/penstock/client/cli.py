@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from penstock.wire.errors import PenstockError
 from penstock.wire.malloc import keep_memory
@@ -63,7 +63,14 @@ def _complain(text: str) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose mistakes end as all others do: one sentence, and a code."""
+    """A parser whose mistakes end as all others do: one sentence, and a code.
+
+    It takes no abbreviations, as `penstockd` takes none: `cat --step 12` would read 12 steps, where
+    `penstockd show --step 12` shows step 12.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Print a mistake in the call and exit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -228,13 +229,19 @@ def _printer(args: argparse.Namespace) -> Show:
     if args.text:
         decode = None if args.tokenizer is None else load_decoder(args.tokenizer)
         return lambda batch: say(f"{line(batch)}\n{batch_text(batch, decode)}")
-    shown = ""
+    shown: set[tuple[Any, ...]] = set()
 
     def show(batch: Batch) -> None:
-        nonlocal shown
-        if (now := shapes(batch)) != shown:  # mostly once: batches are alike
-            shown = now
-            say(f"# {now}", error=True)  # stdout has one line per batch, for scripts
+        values = describe_values(batch.header)
+        # Not for each shape: packed rows hold another number of documents in every batch.
+        kind = tuple(
+            (name, value["kind"], value["dtype"], len(value["shape"]))
+            for name, value in values.items()
+        )
+        if kind not in shown:
+            shown.add(kind)
+            # stdout has one line per batch, for scripts
+            say(f"# {', '.join(starmap(value_text, values.items()))}", error=True)
         say(line(batch))
 
     return show
@@ -269,10 +276,3 @@ def line(batch: Batch) -> str:
     """Return one line about a batch, for people."""
     record = batch_record(batch.header, batch.body, batch.step)
     return headline(record, padding=batch.is_padding)
-
-
-def shapes(batch: Batch) -> str:
-    """Return the names of a batch's values, with the dtypes and shapes of tensors."""
-    return ", ".join(
-        value_text(name, described) for name, described in describe_values(batch.header).items()
-    )

@@ -181,7 +181,7 @@ def examine(
     watch = Stopwatch(say, f"job {job.name}, {item_count} items")
     items = Items(job, progress=watch)
     refs = purity.first_items(job, item_count)
-    outcomes = items.samples(refs, "draw")
+    outcomes = _outcomes(items, refs)
     watch("")
     found.items_run = len(refs)
     for stage in ("fetch", "process"):
@@ -250,6 +250,21 @@ def examine(
 
     found.warnings += purity.find_dependences(job, ours, gather)
     return found
+
+
+def _outcomes(items: Items, refs: Sequence[ItemRef]) -> list[Outcome]:
+    """Return what processing gives for each item.
+
+    Items are processed together that are of one set of roles, as a lane does: each has its own
+    processor.
+    """
+    of_sets: defaultdict[int, list[ItemRef]] = defaultdict(list)
+    for ref in refs:
+        of_sets[items.job.roles_of(ref.source).number].append(ref)
+    found: dict[ItemRef, Outcome] = {}
+    for of_set in of_sets.values():
+        found.update(zip(of_set, items.samples(of_set, "draw"), strict=True))
+    return [found[ref] for ref in refs]
 
 
 def _count_outcomes(found: Measured, outcomes: Sequence[Outcome]) -> None:
@@ -401,7 +416,8 @@ def warnings_of_lanes(roles: RoleSet) -> list[str]:
     pool, lanes, of = roles.batcher.chooses_from(), roles.lanes, ""
     if roles.name:
         of = f" of {roles.name!r}"
-    if pool is not None and items / lanes < POOLS_PER_LANE * pool:
+    # Of a single epoch nothing mixes: a small validation set may have as many lanes as it likes.
+    if pool is not None and roles.epochs != 1 and items / lanes < POOLS_PER_LANE * pool:
         fewer = max(1, items // (POOLS_PER_LANE * pool))
         return [
             f"{items:,} items over {lanes} lanes{of} are {items / lanes:.1f} per lane, fewer than "

@@ -110,7 +110,8 @@ class Place:
     def _opened(self) -> int:
         """Return a descriptor: what was opened stays the same file if another takes its place."""
         if self._fd is None:
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            # A pipe without a writer would wait for one.
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             weakref.finalize(self, os.close, self._fd)
         return self._fd
 
@@ -155,13 +156,19 @@ class Place:
             with self._writing():
                 os.makedirs(folder, exist_ok=True)
                 file = open(fresh, "xb")  # noqa: SIM115 - the errors of `parts` are others
-            with file:
+            try:
                 for part in parts:
                     with self._writing():
                         file.write(part)
                 with self._writing():
                     file.flush()
                     os.fsync(file.fileno())
+                    file.close()
+            except BaseException:
+                # What did not fit is still in its buffer, so closing it fails once more.
+                with contextlib.suppress(OSError):
+                    file.close()
+                raise
             with self._writing():
                 os.replace(fresh, self.path)
         except BaseException:

@@ -102,31 +102,39 @@ class Crew:
         """Run a process, and another one where it dies, until no block is left."""
         block, deaths = stretches.take(number), 0
         saving: asyncio.Future[None] | None = None
-        while block is not None:
-            process = _Process(self._definition, self._sets, self._files_fd, self._item_deadline_s)
-            try:
-                if await process.start() != self._inputs:
-                    raise self._changed()
-                while block is not None:
-                    answer = await process.measure(block, deaths > 0, _Telling(hears, block))
-                    if saving is not None:
-                        await saving
-                    # It is kept while the next one is measured.
-                    saving = asyncio.ensure_future(hears.finished(block, answer))
-                    block, deaths = stretches.take(number), 0
-                await process.end()
-            except _Died:
-                note, how = process.page.read(), await process.end()
-                deaths += 1
-                doing = str(note.item) if note.item else f"stage {note.stage or 'start'}"
-                assert block is not None  # it dies while it is asked for one
-                hears.died(block, f"{doing} ended a process, with {how}")
-                if deaths == MAX_DEATHS:
-                    raise self._crashed(doing, how, note) from None
-            finally:
-                await process.kill()
-        if saving is not None:
-            await saving
+        try:
+            while block is not None:
+                process = _Process(
+                    self._definition, self._sets, self._files_fd, self._item_deadline_s
+                )
+                try:
+                    if await process.start() != self._inputs:
+                        raise self._changed()
+                    while block is not None:
+                        answer = await process.measure(block, deaths > 0, _Telling(hears, block))
+                        if saving is not None:
+                            await saving
+                        # It is kept while the next one is measured.
+                        saving = asyncio.ensure_future(hears.finished(block, answer))
+                        block, deaths = stretches.take(number), 0
+                    await process.end()
+                except _Died:
+                    note, how = process.page.read(), await process.end()
+                    deaths += 1
+                    doing = str(note.item) if note.item else f"stage {note.stage or 'start'}"
+                    assert block is not None  # it dies while it is asked for one
+                    hears.died(block, f"{doing} ended a process, {how}")
+                    if deaths == MAX_DEATHS:
+                        raise self._crashed(doing, how, note) from None
+                finally:
+                    await process.kill()
+            if saving is not None:
+                await saving
+        finally:
+            if saving is not None:
+                await asyncio.wait({saving})
+                if not saving.cancelled():
+                    saving.exception()  # the error that counts is on its way
 
     def _crashed(self, doing: str, how: str, note: Note) -> WorkerCrashed:
         remedy = (
@@ -134,7 +142,7 @@ class Crew:
         )
         return WorkerCrashed(
             f"the index of job {self._name!r} cannot be made: {doing} ended the process that "
-            f"measures it {MAX_DEATHS} times, at last with {how}; {remedy}, then run the command "
+            f"measures it {MAX_DEATHS} times, at last {how}; {remedy}, then run the command "
             "again, which goes on where it was",
             item=doing,
             deaths=MAX_DEATHS,
@@ -168,7 +176,7 @@ class _Process:
 
     def __init__(self, definition: bytes, sets: str, files_fd: int, item_deadline_s: float) -> None:
         self._definition, self._sets, self._files_fd = definition, sets, files_fd
-        self._deadline_s = item_deadline_s
+        self._deadline_s, self._is_stuck = item_deadline_s, False
         self._aside: Process | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -226,6 +234,7 @@ class _Process:
                 if note.serial != serial:
                     serial, since_s = note.serial, loop.time()
                 elif loop.time() - since_s > self._deadline_s and self._aside is not None:
+                    self._is_stuck = True
                     self._aside.process.kill()
             told, data = reading.result()
         finally:
@@ -248,7 +257,10 @@ class _Process:
             self._writer.close()
             with contextlib.suppress(ConnectionError):
                 await self._writer.wait_closed()
-        return short_status(await asyncio.to_thread(end_aside, self._aside.process))
+        status = short_status(await asyncio.to_thread(end_aside, self._aside.process))
+        if self._is_stuck:
+            return f"killed because it was still at it after item_seconds = {self._deadline_s:g}"
+        return f"with {status}"
 
     async def kill(self) -> None:
         """End it, if it has not ended."""

@@ -154,7 +154,8 @@ def content_hash(raw: Any) -> str:
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(array.tobytes())
         elif isinstance(value, str | int | float | bool) or value is None:
-            digest.update(str(value).encode())
+            # JSON has texts with half a surrogate pair, and the tokenizer refuses just these.
+            digest.update(str(value).encode("utf-8", "surrogatepass"))
         # anything else is known by its type alone: its repr may hold an address of this process
         digest.update(b"\1")
 

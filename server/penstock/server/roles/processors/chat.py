@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import RawItem, RawItemProcessor, Sample
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.processors.answers import (
@@ -158,7 +159,7 @@ class ChatProcessor(RawItemProcessor):
             ValueError: A turn, the template or a rule refuses the conversation.
         """
         template = self._load()
-        conversation = self._conversation(raw)
+        conversation = self._conversation(raw, context.item)
         if conversation is None:
             context.skip("null")
             return None
@@ -206,13 +207,13 @@ class ChatProcessor(RawItemProcessor):
             self._template = loaded
         return self._template
 
-    def _conversation(self, raw: RawItem) -> Any:
+    def _conversation(self, raw: RawItem, item: ItemRef) -> Any:
         if not isinstance(raw, Mapping):
             return raw
         for name in self.columns:
             if name in raw:
                 return raw[name]
-        raise no_column(self.columns[0], raw)
+        raise no_column(self.columns[0], raw, item)
 
     def _answers(
         self, template: ChatTemplate, written: Written, ids: Sequence[int], expected: int

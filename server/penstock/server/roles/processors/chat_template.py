@@ -15,7 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.server.roles.processors.tokenizer_file import parse_tokenizer, read_tokenizer
+from penstock.server.roles.processors.tokenizer_file import (
+    check_unicode,
+    parse_tokenizer,
+    read_tokenizer,
+)
 from penstock.wire.errors import InvalidJob, MissingExtra
 
 if TYPE_CHECKING:
@@ -112,9 +116,17 @@ class ChatTemplate:
         return _unmarked(text)
 
     def ids(self, text: str) -> list[int]:
-        """Return the token ids of what `write` gave; special tokens are in it already."""
+        """Return the token ids of what `write` gave; special tokens are in it already.
+
+        Raises:
+            ValueError: The text is not Unicode.
+        """
         # Without character offsets, which cost a third of the time.
-        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        try:
+            [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        except TypeError:
+            check_unicode(text)
+            raise
         found: list[int] = encoding.ids
         return found
 

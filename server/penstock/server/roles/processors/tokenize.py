@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import RawItem, RawItemProcessor, Sample
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.processors.tokenizer_file import (
+    check_unicode,
     no_column,
     parse_tokenizer,
     read_tokenizer,
@@ -157,16 +159,23 @@ class TokenizeProcessor(RawItemProcessor):
         Raises:
             InvalidJob: The item has no such column, or the tokenizer is not fit (see `setup`).
             TypeError: The column holds no text.
+            ValueError: The text is not Unicode.
         """
         tokenizer = self._loaded or self._load()
-        text = self._text(raw)
+        text = self._text(raw, context.item)
         if text is None:
             context.skip("null")
             return None
         # encode_batch_fast leaves out the character offsets, which are not needed here. A list of
         # one was as fast as one of 16: 0.9 M tokens/s against 0.6 M/s for encode (8k BPE, the
         # standard library's sources, one core); and alone a text cannot depend on its neighbours.
-        [found] = tokenizer.encode_batch_fast([text], add_special_tokens=self.add_special_tokens)
+        try:
+            [found] = tokenizer.encode_batch_fast(
+                [text], add_special_tokens=self.add_special_tokens
+            )
+        except TypeError:
+            check_unicode(text)
+            raise
         if len(text) > max(LONG_TEXT, LONG_BY * self._usual):
             release_memory()
         self._usual += 0.05 * (len(text) - self._usual)
@@ -186,16 +195,16 @@ class TokenizeProcessor(RawItemProcessor):
 
     def for_lengths(self, key: str) -> TokenizeProcessor:
         """Return one that makes no array of the ids, a twentieth of the work, to count them."""
-        if key != "input_ids" or not self.keeps(TokenizeProcessor, "process"):
-            return self
+        if key != "input_ids" or not self.keeps(TokenizeProcessor, "process", "process_batch"):
+            return self  # a subclass may do more with the ids than count them
         found = copy.copy(self)
         found._only_counts = True
         return found
 
-    def _text(self, raw: RawItem) -> str | None:
+    def _text(self, raw: RawItem, item: ItemRef) -> str | None:
         if isinstance(raw, Mapping):
             if self.column not in raw:
-                raise no_column(self.column, raw)
+                raise no_column(self.column, raw, item)
             raw = raw[self.column]
             if raw is None:
                 return None

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.server.core.refs import ItemRef
 from penstock.wire.errors import InvalidJob, MissingExtra
 from penstock.wire.nearest import nearest
 
@@ -73,17 +74,47 @@ def parse_tokenizer(data: bytes, path: Path, user: str) -> Tokenizer:
     return tokenizer
 
 
-def no_column(column: str, columns: Iterable[Any]) -> InvalidJob:
-    """Return the error of items that lack the column that a processor reads."""
+def no_column(column: str, columns: Iterable[Any], item: ItemRef | None = None) -> InvalidJob:
+    """Return the error of items that lack the column that a processor reads.
+
+    Args:
+        column: The column.
+        columns: What they have.
+        item: The one that lacks it, where others may have it; None = no item has.
+    """
     names = [str(name) for name in columns]
     near = nearest(column, names, 1, likeness=0.4)
-    remedy = f"did you mean {near[0]!r}?" if near else "name one of these"
+    remedy, whose = "name one of these", "the items have"
+    if item is not None:
+        whose = f"item {item} has"
+        remedy += (
+            f", or where only some lines of JSON lack it say columns: [{column}] in the source, "
+            "and it is null there"
+        )
+    if near:
+        remedy = f"did you mean {near[0]!r}?"
     return InvalidJob(
-        f"processor.column is {column!r}, and the items have "
+        f"processor.column is {column!r}, and {whose} "
         f"{', '.join(map(repr, names)) or 'no columns'}; {remedy}",
         key="processor.column",
         columns=names,
     )
 
 
-__all__ = ["no_column", "parse_tokenizer", "read_tokenizer"]
+def check_unicode(text: str) -> None:
+    """Refuse a text with half a surrogate pair, of which tokenizers only say that it is no text.
+
+    Raises:
+        ValueError: Says where it is.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start])
+        raise ValueError(
+            f"the text holds half a surrogate pair, {half} at character {error.start:,}, which is "
+            "not Unicode: it was cut within a character, or decoded wrongly"
+        ) from None
+
+
+__all__ = ["check_unicode", "no_column", "parse_tokenizer", "read_tokenizer"]
