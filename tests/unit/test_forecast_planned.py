@@ -185,6 +185,29 @@ def test_reading_groups_have_their_own_windows(epochs: int, tmp_path: Path) -> N
     assert len(costs) > 0.8 * found.batches / epochs
 
 
+@pytest.mark.parametrize("epochs", [1, None])
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_reading_groups_without_a_block(blocks: int, epochs: int | None, tmp_path: Path) -> None:
+    """Their lanes have no batch: a finite job ends so, and the plan counts what others have."""
+    data = items(10 * blocks, Blocked)
+    drawn = {"shuffle": "blocks", "reading_groups": 4, "window_blocks": 2}
+    job = make(PACKERS["decreasing"], tmp_path, {}, data=data, drawn=drawn, epochs=epochs)
+    log = job.role_sets[0].planned
+    assert log is not None
+    figures, found = figures_of_planned(job), planned(job)
+    lanes = [log.batches_of(lane, 1) for lane in range(4)]
+
+    assert [stream.windows for stream in log.streams] == [1] * blocks + [0] * (4 - blocks)
+    assert lanes[blocks:] == [0] * (4 - blocks)
+    assert (found.batches, found.is_all) == (sum(lanes), epochs is not None)
+    # Positions of an endless job have a gap where the first lane without a batch would stand.
+    loader, places = LocalLoader(job), range(blocks if epochs is None else found.batches)
+    costs = figures.costs["tokens"].tolist()
+    assert costs == [tokens_of(loader.batch(place).header) for place in places]
+    if epochs is not None:
+        check_agrees(job, Read(job), found)
+
+
 def test_tokens_by_source(tmp_path: Path) -> None:
     """Of all that is in batches; in every epoch the same, whichever sample takes which place."""
     data = {"one": items(80), "other": items(31)}

@@ -133,17 +133,18 @@ def _by_position(
     parts: list[dict[str, npt.NDArray[Any]]] = []
     places: list[Numbers] = []
     for group, stream in enumerate(log.streams):
+        if not stream.windows:  # there are more groups than storage blocks: its lanes have none
+            continue
         windows, batches = stream.order.of_epoch(0)
         own = [found.costs[group, number] for number in range(stream.windows)]
         counts = [stream.count(number) for number in range(stream.windows)]
         flat = np.cumsum([0, *counts])[windows] + batches
         # One by one: of 10^8 samples a column has millions of numbers.
-        names = list(own[0]) if own else []
-        parts.append({name: np.concatenate([of[name] for of in own])[flat] for name in names})
+        parts.append({name: np.concatenate([of[name] for of in own])[flat] for name in own[0]})
         offsets, turns = np.divmod(np.arange(len(flat)), lanes // groups)
         places.append(offsets * lanes + turns * groups + group)
     if groups == 1:
-        return parts[0]
+        return parts[0] if parts else {}
     every = np.concatenate(places)
     order = np.argsort(every, kind="stable")
     if not is_all:
