@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from penstock.server.commands.plan import report
 from penstock.server.forecast.planned_figures import check_fits, figures_of_planned
 from penstock.server.forecast.report import PlanReport
 from penstock.server.forecast.window_figures import WindowFigures, add_up
-from penstock.server.index.block import ItemSizes
+from penstock.server.index.block import QUARANTINED, ItemSizes
 from penstock.server.index.file import SourceBlocks, blocks_of, write_index
 from penstock.server.index.inputs import index_inputs
 from penstock.server.job import Job
 from penstock.server.joint_job import JointJob, RoleSet
 from penstock.server.local import LocalLoader
+from penstock.server.pipeline.counts import MAX_REASONS
 from penstock.server.pipeline.line import Line
 from penstock.server.planned.plan import Plan
 from penstock.server.roles import (
@@ -29,11 +31,16 @@ from penstock.server.roles import (
     MapDistributor,
     PackedCollator,
     PaddedCollator,
+    ProcessContext,
+    RawItemProcessor,
+    Sample,
     SampleBatcher,
     SimpleBatcher,
 )
 from penstock.server.roles.batchers import FirstFitPackingBatcher, SequentialPackingBatcher
+from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadBatch, InvalidRequest, PastEnd
+from planned import with_plan
 from planned_read import Read, SizedItems, tokens_of
 from resume.plans import LENGTHS
 
@@ -217,6 +224,56 @@ def test_tokens_by_source(tmp_path: Path) -> None:
     assert {name: samples for name, (samples, _) in found.sources.items()} == dict(read.sources)
     assert found.packing is not None
     assert sum(tokens for _, tokens in found.sources.values()) == found.packing.tokens
+
+
+MAX_NAMES = MAX_REASONS + 3
+"""Beside those of the role: `drawn`, items that fail, and all other reasons."""
+
+
+class Long(RawItemProcessor):
+    """Leaves out every other item, each with a reason of its own, and fails at the first."""
+
+    version = 1
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample | None:
+        """Return a sample of even items."""
+        if not raw["n"]:
+            raise ValueError("the first one")
+        if raw["n"] % 2:
+            return context.skip(f"too short: {raw['n']}")
+        return {"input_ids": [1] * 5}
+
+
+@pytest.mark.parametrize("plan", ["windows", "balanced"])
+def test_a_reason_for_each_item_is_counted_by_few_names(plan: str, tmp_path: Path) -> None:
+    """In batches, on the way and in the plan alike: sums agree by name, and no item is missing."""
+    data = {name: ItemsSource([{"n": n} for n in range(600)]) for name in ("one", "other")}
+
+    def built(plan: Plan | None) -> Job:
+        batcher = BestFitDecreasingPackingBatcher(32, rows=2)
+        roles = (data, MapDistributor(), Long(), batcher, PackedCollator())
+        settings = {"epochs": 2, "batches_per_step": 4, "on_item_error": "quarantine"}
+        return Job(*roles, plan=plan, lanes=4, **settings)
+
+    job = with_plan(built, tmp_path / "sizes.index", PLANS[plan])
+    log = job.role_sets[0].planned
+    assert log is not None
+
+    summed: Counter[str] = Counter()
+    for lane in range(4):
+        for offset in range(job.known_end(lane) or 0):
+            batch = log.plan(lane, offset)
+            assert batch is not None
+            assert len(batch.accounting) <= MAX_NAMES
+            summed.update(dict(batch.accounting))
+    before_end = [log.counts(lane, job.known_end(lane) or 0) for lane in range(4)]
+
+    assert MAX_REASONS < len(summed) <= MAX_NAMES
+    assert sum(count for name, count in summed.items() if name.startswith("filtered:")) == 1200
+    assert (summed[QUARANTINED], summed["drawn"]) == (4, 2400)
+    assert sum(before_end, Counter()) == summed
+    assert sum((log.counts_of_epoch() for _ in range(2)), Counter()) == summed
+    assert planned(job).counts == summed
 
 
 def test_several_processes_add_up_to_one(tmp_path: Path) -> None:
