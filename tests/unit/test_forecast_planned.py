@@ -38,6 +38,7 @@ from penstock.server.roles import (
     SimpleBatcher,
 )
 from penstock.server.roles.batchers import FirstFitPackingBatcher, SequentialPackingBatcher
+from penstock.server.roles.filling import BatchSizes, Filling, sums
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadBatch, InvalidRequest, PastEnd
 from planned import with_plan
@@ -381,6 +382,36 @@ def test_more_documents_than_there_is_room_for_are_refused(
     assert planned(of(needed)).batches == batches
     with pytest.raises(BadBatch):
         check_fits(of(needed - 1).role_sets[0], 1)
+
+
+class Own(PackedCollator):
+    """A collator of a user, which says nothing of no batches."""
+
+    version = 1
+
+    def __init__(self, most: int | None) -> None:
+        super().__init__()
+        self._most = most
+
+    def filling(self, batches: BatchSizes) -> Filling | None:
+        """Return how full batches are: all as wide as the longest row."""
+        tokens, width = sums(batches.sizes, batches.slots), sums(batches.sizes, batches.rows).max()
+        widths = np.full_like(tokens, width)
+        places = widths * np.diff(batches.batches)
+        return Filling(tokens, places, tokens, widths, np.diff(batches.slots), self._most)
+
+
+@pytest.mark.parametrize("most", [None, 2, 40])
+def test_no_collator_is_asked_about_no_batches(most: int | None, tmp_path: Path) -> None:
+    """It is asked for how many documents it has room, and then about batches that there are."""
+    job = make(PACKERS["cut"], tmp_path, {}, collator=Own(most), epochs=1)
+
+    if most == 2:
+        with pytest.raises(BadBatch):
+            check_fits(job.role_sets[0], 1)
+    else:
+        check_fits(job.role_sets[0], 1)
+        assert planned(job).batches > 0
 
 
 def refused(job: Job) -> dict[tuple[int, int], str]:

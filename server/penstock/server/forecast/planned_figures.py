@@ -89,9 +89,10 @@ def check_fits(roles: RoleSet, epochs: int | None, add: AddUp = add_up) -> None:
         BadBatch: A batch cannot be made; names the one that needs most.
         BadItem, InvalidJob, SourceUnavailable: As `add_up`.
     """
-    log, none = roles.planned, np.zeros(1, np.int64)
+    log, one = roles.planned, np.array([0, 1])
     assert log is not None
-    filling = roles.collator.filling(BatchSizes(none[:0], none, none))
+    # Asked of a batch of one token: no collator is ever asked of no batch.
+    filling = roles.collator.filling(BatchSizes(one[1:], one, one))
     if filling is None or filling.max_documents is None or not collates_by_size(roles.batcher):
         return
     found = add(roles, _windows(log), (epochs or 1) if log.fills_differ else 1)
