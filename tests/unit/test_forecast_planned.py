@@ -384,6 +384,29 @@ def test_more_documents_than_there_is_room_for_are_refused(
         check_fits(of(needed - 1).role_sets[0], 1)
 
 
+def test_of_batches_that_need_as_much_the_first_is_named(tmp_path: Path) -> None:
+    """In whatever order processes have added up their windows."""
+    data = SizedItems([{"input_ids": [1]} for _ in range(110)])
+    collator, plan = PackedCollator(max_documents=8), {"window": 30}
+    job = make(PACKERS["decreasing"], tmp_path, plan, data=data, collator=collator, epochs=1)
+    said = set()
+
+    for step in (1, -1):
+
+        def apart(roles: RoleSet, keys: Any, epochs: int, step: int = step) -> WindowFigures:
+            first, *others = [add_up(roles, [key], epochs) for key in keys[::step]]
+            for other in others:
+                first.merge(other)
+            assert len(first.misfits) > 1
+            return first
+
+        with pytest.raises(BadBatch) as caught:
+            check_fits(job.role_sets[0], 1, apart)
+        said.add(caught.value.message)
+
+    assert len(said) == 1
+
+
 class Own(PackedCollator):
     """A collator of a user, which says nothing of no batches."""
 

@@ -53,7 +53,7 @@ def figures_of_planned(job: Job, epochs: int | None = None, add: AddUp = add_up)
     tally, times = found.tally, 1 if log.fills_differ else drawn
     if times > 1:
         tally = tally.repeated(times)
-    counts = {name: count * drawn for name, count in found.counts.items()}
+    counts = {name: count * drawn for name, count in sorted(found.counts.items())}
     sources = {
         name: (int(samples) * times, int(tokens) * times)
         for name, samples, tokens in zip(found.names, found.samples, found.tokens, strict=True)
@@ -102,12 +102,13 @@ def check_fits(roles: RoleSet, epochs: int | None, add: AddUp = add_up) -> None:
 
 def _misfits(found: WindowFigures, roles: RoleSet) -> BadBatch:
     """Return the error of batches that cannot be made."""
-    log, every = roles.planned, [misfit for misfit, *_ in found.misfits]
+    log = roles.planned
     assert log is not None
+    # In the order of windows, not that in which they were added up: of equals the first is named.
+    ordered = sorted(found.misfits, key=lambda each: (each[1], each[2], each[0].batch))
+    every = [misfit for misfit, *_ in ordered]
     most = worst(every)
-    (group, window), epoch = next(
-        (key, epoch) for misfit, key, epoch in found.misfits if misfit is most
-    )
+    (group, window), epoch = next((key, epoch) for misfit, key, epoch in ordered if misfit is most)
     lane, offset = log.stands(group, epoch, window, most.batch)
     return refuse(every, found.tally.batches, lane, offset, roles.name)
 
