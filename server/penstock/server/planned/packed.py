@@ -24,6 +24,8 @@ from penstock.server.roles.batchers import (
     KnapsackPackingBatcher,
     SimpleBatcher,
 )
+from penstock.server.roles.batchers.packer import why_too_long
+from penstock.server.roles.filling import BatchColumns, BatchSizes
 from penstock.server.roles.role import asked, failing
 from penstock.server.usercode.contained import as_exception
 from penstock.wire.errors import BadItem, PenstockError
@@ -142,28 +144,8 @@ def measures(packed: PackedWindow) -> dict[str, npt.NDArray[np.float64]]:
 
     All are whole numbers, exact up to 2^53.
     """
-    rows = np.diff(packed.rows)
-    of_row = _sums(packed.sizes, packed.rows)
-    longest = (
-        np.maximum.reduceat(of_row, packed.batches[:-1]) if len(packed) else np.empty(0, np.int64)
-    )
-    number = np.diff(packed.batches)
-    found = {
-        "tokens": _sums(of_row, packed.batches),
-        "squares": _sums(_sums(packed.sizes**2, packed.rows), packed.batches),
-        "samples": _sums(rows, packed.batches),
-        "rows": number,
-        "longest": longest,
-        "padded": number * longest,
-    }
-    return {name: values.astype(np.float64) for name, values in found.items()}
-
-
-def _sums(values: Integers, bounds: Integers) -> Integers:
-    """Return the sum of each stretch `[bounds[i], bounds[i + 1])`; empty ones are 0."""
-    before = np.concatenate(([0], np.cumsum(values)))
-    found: Integers = before[bounds[1:]] - before[bounds[:-1]]
-    return found
+    columns = BatchColumns.of(BatchSizes(packed.sizes, packed.rows, packed.batches))
+    return {name: values.astype(np.float64) for name, values in columns._asdict().items()}
 
 
 # --- how ------------------------------------------------------------------------------------------
@@ -312,11 +294,7 @@ def _overlong(
 
 def too_long(slot: int, size: int, most: int) -> BadItem:
     """Return the error of a sample that does not fit into a row, with `overlong: error`."""
-    reason = (
-        f"{size} tokens do not fit into a row of {most}: raise max_tokens, set overlong to split, "
-        "truncate or drop, or shorten it in the processor"
-    )
-    return _refused(slot, reason)
+    return _refused(slot, why_too_long(size, most))
 
 
 def _refused(slot: int, reason: str) -> BadItem:
