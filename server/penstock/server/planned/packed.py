@@ -17,6 +17,7 @@ import numpy.typing as npt
 from penstock.server.core.expression import Expression
 from penstock.server.core.permutation import Permutation
 from penstock.server.core.refs import ItemRef, Rows, SampleRef
+from penstock.server.pipeline.counts import all_counts
 from penstock.server.planned.windows import Integers
 from penstock.server.roles.base import SampleBatcher
 from penstock.server.roles.batchers import (
@@ -323,8 +324,7 @@ def _one_by_one(batcher: SampleBatcher, sizes: Integers) -> PackedWindow:
         except BaseException as raised:
             raise failing(batcher, "add", as_exception(raised)) from raised
     found += asked(working, "flush")
-    counts = Counter({f"dropped:{name}": n for name, n in working.dropped().items()})
-    counts.update({f"batcher:{name}": n for name, n in working.counters().items()})
+    counts = Counter(all_counts({}, working))
     refs = [ref for batch in found for row in batch for ref in row]
     spans = [ref.span for ref in refs]
     is_split = any(span is not None for span in spans)
