@@ -197,6 +197,45 @@ def test_a_killed_command_goes_on(tmp_path: Path, two_cores: Command) -> None:
     assert (tmp_path / "x").read_bytes() == (tmp_path / "here").read_bytes()
 
 
+def test_a_stopped_command_ends_its_ray(tmp_path: Path) -> None:
+    """At Ctrl-C, while a run is measured that would not end by itself."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    write_jobs(tmp_path, items=ITEMS, item590=str(gate))
+
+    one_core = json.dumps({"CPU": 1})
+    with on_ray(*command_in(tmp_path), RAY_OVERRIDE_RESOURCES=one_core) as process:
+        eventually(
+            lambda: len([*tmp_path.glob("x.parts/[0-9]*")]) == 4 or process.poll() is not None,
+            200.0,
+            "all blocks but the last one are finished",
+        )
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+
+    assert process.returncode == 130, said
+    assert said.splitlines()[-1] == "penstockd: stopped"
+    assert "Traceback" not in said
+
+
+def test_a_machine_without_penstock_is_said(tmp_path: Path) -> None:
+    """Here it has a package of that name in which nothing is."""
+    (tmp_path / "bare" / "penstock").mkdir(parents=True)
+    (tmp_path / "bare" / "penstock" / "__init__.py").touch()
+    write_jobs(tmp_path, items=ITEMS)
+
+    there = {"runtime_env": {"env_vars": {"PYTHONPATH": str(tmp_path / "bare")}}}
+    with on_ray(*command_in(tmp_path), RAY_JOB_CONFIG_JSON_ENV_VAR=json.dumps(there)) as process:
+        _, said = process.communicate(timeout=200)
+
+    assert process.returncode == 2, said
+    last = said.splitlines()[-1]
+    assert last.startswith("penstockd: error: the Ray of this machine has failed (")
+    assert "No module named 'penstock.server'" in last
+    assert "each has the same versions of Ray, Python and penstock as this one" in last
+    assert "Traceback" not in said
+
+
 def test_a_cluster_that_is_not_there_is_named(unanswered: subprocess.Popen[str]) -> None:
     _, said = unanswered.communicate()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from indexes import Here
 from penstock.server.commands.plan import report
 from penstock.server.core.refs import ItemRef
+from penstock.server.forecast.index_lookup import IndexLookup
 from penstock.server.forecast.report import PlanReport
 from penstock.server.index.block import QUARANTINED, ItemSizes, filtered
-from penstock.server.index.file import SourceBlocks, blocks_of, write_index
+from penstock.server.index.file import SizeIndex, SourceBlocks, blocks_of, write_index
 from penstock.server.index.inputs import index_inputs, kept_items
 from penstock.server.indexing.making import Making
 from penstock.server.indexing.making import make as make_index
@@ -149,6 +151,42 @@ def test_sizes_that_whole_items_tell_come_from_the_index(tmp_path: Path) -> None
 
     check_agrees(job, read, found)
     assert found.sizes_from == "index"
+
+
+def test_what_is_left_out_takes_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every item is known why, though the file is read in several pieces."""
+    items, step = 60_000, 1024
+    data = ItemsSource([{"input_ids": [1]}] * items)
+    job = make(BATCHERS["simple"], data=data, collator=PaddedCollator())
+    reasons = [filtered("short"), filtered("long"), QUARANTINED]
+    left_out = {n: reasons[n // step % 3] for n in range(items) if n % 3}
+    counts = (np.arange(items) % 3 == 0).astype(np.uint32)
+    told = ItemSizes(counts, np.ones(counts.sum(), np.int64), left_out)
+    url = str(tmp_path / "sizes.index")
+    source = SourceBlocks("main", items, blocks_of(told))
+    write_index(url, index_inputs(job.role_sets[0], job.seed), [source])
+    index = SizeIndex.open(url)
+    index.sources["main"].kept_bytes = 0
+    monkeypatch.setattr("penstock.server.forecast.index_lookup.READ_ITEMS", 7000)
+
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        lookup = IndexLookup(index, job.role_sets[0], job.seed, job.name)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+    assert taken < 30 * items
+    for number in range(0, items, 101):
+        outcome = lookup.outcome(ItemRef("main", number, 0))
+        why = left_out.get(number)
+        if why is None:
+            assert isinstance(outcome, list)
+        elif why == QUARANTINED:
+            assert isinstance(outcome, Bad)
+        else:
+            assert outcome == Filtered(why.removeprefix("filtered:"))
 
 
 def test_an_item_that_fails_stops_the_plan_as_it_stops_the_job(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from penstock.server.commands.plan import report
 from penstock.server.forecast.planned_figures import check_fits, figures_of_planned
 from penstock.server.forecast.report import PlanReport
 from penstock.server.forecast.window_figures import WindowFigures, add_up
-from penstock.server.index.block import ItemSizes
+from penstock.server.index.block import QUARANTINED, ItemSizes
 from penstock.server.index.file import SourceBlocks, blocks_of, write_index
 from penstock.server.index.inputs import index_inputs
 from penstock.server.job import Job
 from penstock.server.joint_job import JointJob, RoleSet
 from penstock.server.local import LocalLoader
+from penstock.server.pipeline.counts import MAX_REASONS
 from penstock.server.pipeline.line import Line
 from penstock.server.planned.plan import Plan
 from penstock.server.roles import (
@@ -29,11 +31,17 @@ from penstock.server.roles import (
     MapDistributor,
     PackedCollator,
     PaddedCollator,
+    ProcessContext,
+    RawItemProcessor,
+    Sample,
     SampleBatcher,
     SimpleBatcher,
 )
 from penstock.server.roles.batchers import FirstFitPackingBatcher, SequentialPackingBatcher
+from penstock.server.roles.filling import BatchSizes, Filling, sums
+from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadBatch, InvalidRequest, PastEnd
+from planned import with_plan
 from planned_read import Read, SizedItems, tokens_of
 from resume.plans import LENGTHS
 
@@ -185,6 +193,29 @@ def test_reading_groups_have_their_own_windows(epochs: int, tmp_path: Path) -> N
     assert len(costs) > 0.8 * found.batches / epochs
 
 
+@pytest.mark.parametrize("epochs", [1, None])
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_reading_groups_without_a_block(blocks: int, epochs: int | None, tmp_path: Path) -> None:
+    """Their lanes have no batch: a finite job ends so, and the plan counts what others have."""
+    data = items(10 * blocks, Blocked)
+    drawn = {"shuffle": "blocks", "reading_groups": 4, "window_blocks": 2}
+    job = make(PACKERS["decreasing"], tmp_path, {}, data=data, drawn=drawn, epochs=epochs)
+    log = job.role_sets[0].planned
+    assert log is not None
+    figures, found = figures_of_planned(job), planned(job)
+    lanes = [log.batches_of(lane, 1) for lane in range(4)]
+
+    assert [stream.windows for stream in log.streams] == [1] * blocks + [0] * (4 - blocks)
+    assert lanes[blocks:] == [0] * (4 - blocks)
+    assert (found.batches, found.is_all) == (sum(lanes), epochs is not None)
+    # Positions of an endless job have a gap where the first lane without a batch would stand.
+    loader, places = LocalLoader(job), range(blocks if epochs is None else found.batches)
+    costs = figures.costs["tokens"].tolist()
+    assert costs == [tokens_of(loader.batch(place).header) for place in places]
+    if epochs is not None:
+        check_agrees(job, Read(job), found)
+
+
 def test_tokens_by_source(tmp_path: Path) -> None:
     """Of all that is in batches; in every epoch the same, whichever sample takes which place."""
     data = {"one": items(80), "other": items(31)}
@@ -194,6 +225,56 @@ def test_tokens_by_source(tmp_path: Path) -> None:
     assert {name: samples for name, (samples, _) in found.sources.items()} == dict(read.sources)
     assert found.packing is not None
     assert sum(tokens for _, tokens in found.sources.values()) == found.packing.tokens
+
+
+MAX_NAMES = MAX_REASONS + 3
+"""Beside those of the role: `drawn`, items that fail, and all other reasons."""
+
+
+class Long(RawItemProcessor):
+    """Leaves out every other item, each with a reason of its own, and fails at the first."""
+
+    version = 1
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample | None:
+        """Return a sample of even items."""
+        if not raw["n"]:
+            raise ValueError("the first one")
+        if raw["n"] % 2:
+            return context.skip(f"too short: {raw['n']}")
+        return {"input_ids": [1] * 5}
+
+
+@pytest.mark.parametrize("plan", ["windows", "balanced"])
+def test_a_reason_for_each_item_is_counted_by_few_names(plan: str, tmp_path: Path) -> None:
+    """In batches, on the way and in the plan alike: sums agree by name, and no item is missing."""
+    data = {name: ItemsSource([{"n": n} for n in range(600)]) for name in ("one", "other")}
+
+    def built(plan: Plan | None) -> Job:
+        batcher = BestFitDecreasingPackingBatcher(32, rows=2)
+        roles = (data, MapDistributor(), Long(), batcher, PackedCollator())
+        settings = {"epochs": 2, "batches_per_step": 4, "on_item_error": "quarantine"}
+        return Job(*roles, plan=plan, lanes=4, **settings)
+
+    job = with_plan(built, tmp_path / "sizes.index", PLANS[plan])
+    log = job.role_sets[0].planned
+    assert log is not None
+
+    summed: Counter[str] = Counter()
+    for lane in range(4):
+        for offset in range(job.known_end(lane) or 0):
+            batch = log.plan(lane, offset)
+            assert batch is not None
+            assert len(batch.accounting) <= MAX_NAMES
+            summed.update(dict(batch.accounting))
+    before_end = [log.counts(lane, job.known_end(lane) or 0) for lane in range(4)]
+
+    assert MAX_REASONS < len(summed) <= MAX_NAMES
+    assert sum(count for name, count in summed.items() if name.startswith("filtered:")) == 1200
+    assert (summed[QUARANTINED], summed["drawn"]) == (4, 2400)
+    assert sum(before_end, Counter()) == summed
+    assert sum((log.counts_of_epoch() for _ in range(2)), Counter()) == summed
+    assert planned(job).counts == summed
 
 
 def test_several_processes_add_up_to_one(tmp_path: Path) -> None:
@@ -301,6 +382,59 @@ def test_more_documents_than_there_is_room_for_are_refused(
     assert planned(of(needed)).batches == batches
     with pytest.raises(BadBatch):
         check_fits(of(needed - 1).role_sets[0], 1)
+
+
+def test_of_batches_that_need_as_much_the_first_is_named(tmp_path: Path) -> None:
+    """In whatever order processes have added up their windows."""
+    data = SizedItems([{"input_ids": [1]} for _ in range(110)])
+    collator, plan = PackedCollator(max_documents=8), {"window": 30}
+    job = make(PACKERS["decreasing"], tmp_path, plan, data=data, collator=collator, epochs=1)
+    said = set()
+
+    for step in (1, -1):
+
+        def apart(roles: RoleSet, keys: Any, epochs: int, step: int = step) -> WindowFigures:
+            first, *others = [add_up(roles, [key], epochs) for key in keys[::step]]
+            for other in others:
+                first.merge(other)
+            assert len(first.misfits) > 1
+            return first
+
+        with pytest.raises(BadBatch) as caught:
+            check_fits(job.role_sets[0], 1, apart)
+        said.add(caught.value.message)
+
+    assert len(said) == 1
+
+
+class Own(PackedCollator):
+    """A collator of a user, which says nothing of no batches."""
+
+    version = 1
+
+    def __init__(self, most: int | None) -> None:
+        super().__init__()
+        self._most = most
+
+    def filling(self, batches: BatchSizes) -> Filling | None:
+        """Return how full batches are: all as wide as the longest row."""
+        tokens, width = sums(batches.sizes, batches.slots), sums(batches.sizes, batches.rows).max()
+        widths = np.full_like(tokens, width)
+        places = widths * np.diff(batches.batches)
+        return Filling(tokens, places, tokens, widths, np.diff(batches.slots), self._most)
+
+
+@pytest.mark.parametrize("most", [None, 2, 40])
+def test_no_collator_is_asked_about_no_batches(most: int | None, tmp_path: Path) -> None:
+    """It is asked for how many documents it has room, and then about batches that there are."""
+    job = make(PACKERS["cut"], tmp_path, {}, collator=Own(most), epochs=1)
+
+    if most == 2:
+        with pytest.raises(BadBatch):
+            check_fits(job.role_sets[0], 1)
+    else:
+        check_fits(job.role_sets[0], 1)
+        assert planned(job).batches > 0
 
 
 def refused(job: Job) -> dict[tuple[int, int], str]:

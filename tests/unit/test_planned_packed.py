@@ -14,6 +14,7 @@ import pytest
 from penstock.server import packing
 from penstock.server.core.expression import Expression
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
+from penstock.server.pipeline.counts import MAX_REASON_CHARACTERS, all_counts
 from penstock.server.planned.packed import PackedWindow, measures, outline, pack, with_cost
 from penstock.server.planned.plan import COSTS
 from penstock.server.roles import Sample, SampleBatcher
@@ -377,3 +378,25 @@ def test_a_batcher_that_fails_is_named() -> None:
     """With its method and its own words."""
     with pytest.raises(InvalidJob, match=r"Halves\.add\(\) fails with ValueError: a mistake of"):
         packed_by(Halves(fails_at=1), np.array([3, 4, 5]))
+
+
+class Wordy(Halves):
+    """Says at length what it counts."""
+
+    def dropped(self) -> dict[str, int]:
+        """Return a reason that goes on and on."""
+        return {"d" * 1000: 3}
+
+    def counters(self) -> dict[str, int]:
+        """Return a name that does, too."""
+        return {"c" * 1000: 2, "none": 0}
+
+
+def test_names_of_counts_are_as_long_as_without_a_plan() -> None:
+    """A header bears them, and so they are cut."""
+    batcher = Wordy()
+
+    found = packed_by(batcher, np.array([3, 4, 5])).counts
+
+    assert found == {name: n for name, n in all_counts({}, batcher).items() if n}
+    assert {len(name) for name in found} == {len("dropped:") + MAX_REASON_CHARACTERS}

@@ -319,6 +319,30 @@ def test_a_check_meets_every_data_set(
         assert len(found) == (1 if where else 7)
 
 
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 1.5])
+@pytest.mark.parametrize("where", [None, {"id": {"not": "a 0"}}])
+def test_a_check_makes_no_item_that_is_not_drawn(
+    where: dict[str, Any] | None, ratio: float, tmp_path: Path
+) -> None:
+    """Where a part of the items is drawn, the first of a data set may be left out."""
+    names = ("a", "b", "rare", "z")
+    for name, count in zip(names, (300, 200, 1, 100), strict=True):
+        write_rows(tmp_path / f"{name}.jsonl", count)
+    content = {name: {"file_name": f"{name}.jsonl"} for name in names}
+    source = MetaSource(write_meta(tmp_path / "meta.json", content))
+    distributor = MapDistributor(where=where, sample_ratio=ratio)
+    job = Job(source, distributor, batch_size=2, lanes=2, epochs=1)
+
+    found = {ref.index for ref in first_items(job, 4)}
+
+    draws = [distributor.draw(0, 1, k) for k in range(distributor.items)]
+    drawn = {ref.index for ref in draws if ref is not None}
+    assert found <= drawn
+    for start, stop in ((0, 300), (300, 500), (500, 501), (501, 601)):
+        of_set = [index for index in drawn if start <= index < stop]
+        assert not of_set or min(of_set) in found
+
+
 def test_stand_ins_are_looked_for_in_every_data_set(tmp_path: Path) -> None:
     """However small one is beside the others: its first item is looked at."""
     content = {}

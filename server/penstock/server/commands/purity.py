@@ -25,7 +25,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock.server.core.condition import Kept
+from penstock.server.core.permutation import MAX_ITEMS
 from penstock.server.core.refs import ItemRef
 from penstock.server.environment import FIXED, THREAD_VARIABLES, worker_environment
 from penstock.server.job import Job, LaneRoles
@@ -42,6 +45,7 @@ from penstock.server.roles.base import (
     Source,
 )
 from penstock.server.roles.distributors import MapDistributor
+from penstock.server.roles.distributors.together import Drawn
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.role import Role, asked, failing
 from penstock.server.sources.meta import MetaSource
@@ -67,6 +71,9 @@ HASH_SEEDS = ("4711", "4712")
 
 OTHER_LOCALES = ("de_DE.UTF-8", "en_US.UTF-8")
 """Locales to compare with, the first one that this machine has; `C` is everywhere."""
+
+CHUNK = 1 << 20
+"""Draws that are looked at together for the data sets that they are of."""
 
 MAX_WAITED = 50
 """Times the batches that were asked for, made at most for a set of roles that comes seldom."""
@@ -152,18 +159,22 @@ def first_items(job: Job, count: int) -> list[ItemRef]:
 
 
 def _items_of_data_sets(job: Job) -> Iterator[ItemRef]:
-    """Yield the first item of each data set that a condition keeps, wherever `map` draws it."""
+    """Yield the first item of each data set that an epoch draws, wherever `map` draws it."""
     for roles in job.role_sets:
         for distributor in _with_inner(roles.distributor):
             if not isinstance(distributor, MapDistributor):
                 continue
-            for name in distributor.drawn_from():
-                source, kept = roles.sources[name], distributor.choice.kept(name)
-                if isinstance(source, MetaSource):
-                    for start, stop in source.spans().values():
-                        item = _first_kept(kept, start)
-                        if item is not None and item < stop:
-                            yield ItemRef(name, item, 0)
+            for number, name in enumerate(distributor.drawn_from()):
+                source = roles.sources[name]
+                if not isinstance(source, MetaSource):
+                    continue
+                spans = [*source.spans().values()]
+                if distributor.choice.draws_each(name):
+                    kept = distributor.choice.kept(name)
+                    items = [_first_kept(kept, *span) for span in spans]
+                else:
+                    items = _first_drawn(distributor.drawn, number, spans)
+                yield from (ItemRef(name, item, 0) for item in items if item is not None)
 
 
 def _with_inner(distributor: DataDistributor) -> Iterator[DataDistributor]:
@@ -172,12 +183,35 @@ def _with_inner(distributor: DataDistributor) -> Iterator[DataDistributor]:
         yield from _with_inner(part)
 
 
-def _first_kept(kept: Kept | None, start: int) -> int | None:
-    """Return the first item from `start` on that is kept; None = there is none."""
-    if kept is None:
-        return start
-    rank = kept.before(start)
-    return kept[rank] if rank < len(kept) else None
+def _first_kept(kept: Kept | None, start: int, stop: int) -> int | None:
+    """Return the first item in `[start, stop)` that is kept; None = there is none."""
+    if kept is not None:
+        rank = kept.before(start)
+        start = kept[rank] if rank < len(kept) else stop
+    return start if start < stop else None
+
+
+def _first_drawn(drawn: Drawn, source: int, spans: Sequence[tuple[int, int]]) -> list[int | None]:
+    """Return the first item of each span of a source that the first epoch draws; None = none.
+
+    Of a part of the items: which these are only all draws say.
+    """
+    starts, stops = np.array(spans, np.int64).reshape(-1, 2).T
+    order = np.argsort(starts, kind="stable")
+    found = np.full(len(spans), MAX_ITEMS, np.int64)
+    for part, items in enumerate(drawn.parts(0)):
+        if drawn.places(part, 0, 0, 0).source != source:
+            continue
+        for first in range(0, items, CHUNK):
+            positions = drawn.places(part, 0, first, min(first + CHUNK, items)).positions
+            indices = drawn.indices(source, positions)
+            # An empty span begins where the next one does, and stands before it.
+            of = order[np.searchsorted(starts[order], indices, "right") - 1]
+            np.minimum.at(found, of, indices)
+    there = (found >= starts) & (found < stops)
+    return [
+        item if is_there else None for item, is_there in zip(found.tolist(), there, strict=True)
+    ]
 
 
 def _opened(part: LaneRoles) -> LaneDraws:

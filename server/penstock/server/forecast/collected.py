@@ -8,11 +8,11 @@ import numpy as np
 
 from penstock.server.core.refs import BatchPlan, SampleRef
 from penstock.server.forecast.misfits import refuse, worst
-from penstock.server.forecast.tally import BatchColumns, Tally
+from penstock.server.forecast.tally import Tally
 from penstock.server.forecast.told import Told, collates_by_size
 from penstock.server.job import Job
 from penstock.server.role_set import RoleSet
-from penstock.server.roles.filling import BatchSizes, Misfit
+from penstock.server.roles.filling import BatchColumns, BatchSizes, Misfit
 
 CHUNK_SLOTS = 1 << 16
 """Samples that are counted together, in array code."""

@@ -53,7 +53,7 @@ def figures_of_planned(job: Job, epochs: int | None = None, add: AddUp = add_up)
     tally, times = found.tally, 1 if log.fills_differ else drawn
     if times > 1:
         tally = tally.repeated(times)
-    counts = {name: count * drawn for name, count in found.counts.items()}
+    counts = {name: count * drawn for name, count in sorted(found.counts.items())}
     sources = {
         name: (int(samples) * times, int(tokens) * times)
         for name, samples, tokens in zip(found.names, found.samples, found.tokens, strict=True)
@@ -89,9 +89,10 @@ def check_fits(roles: RoleSet, epochs: int | None, add: AddUp = add_up) -> None:
         BadBatch: A batch cannot be made; names the one that needs most.
         BadItem, InvalidJob, SourceUnavailable: As `add_up`.
     """
-    log, none = roles.planned, np.zeros(1, np.int64)
+    log, one = roles.planned, np.array([0, 1])
     assert log is not None
-    filling = roles.collator.filling(BatchSizes(none[:0], none, none))
+    # Asked of a batch of one token: no collator is ever asked of no batch.
+    filling = roles.collator.filling(BatchSizes(one[1:], one, one))
     if filling is None or filling.max_documents is None or not collates_by_size(roles.batcher):
         return
     found = add(roles, _windows(log), (epochs or 1) if log.fills_differ else 1)
@@ -101,12 +102,13 @@ def check_fits(roles: RoleSet, epochs: int | None, add: AddUp = add_up) -> None:
 
 def _misfits(found: WindowFigures, roles: RoleSet) -> BadBatch:
     """Return the error of batches that cannot be made."""
-    log, every = roles.planned, [misfit for misfit, *_ in found.misfits]
+    log = roles.planned
     assert log is not None
+    # In the order of windows, not that in which they were added up: of equals the first is named.
+    ordered = sorted(found.misfits, key=lambda each: (each[1], each[2], each[0].batch))
+    every = [misfit for misfit, *_ in ordered]
     most = worst(every)
-    (group, window), epoch = next(
-        (key, epoch) for misfit, key, epoch in found.misfits if misfit is most
-    )
+    (group, window), epoch = next((key, epoch) for misfit, key, epoch in ordered if misfit is most)
     lane, offset = log.stands(group, epoch, window, most.batch)
     return refuse(every, found.tally.batches, lane, offset, roles.name)
 
@@ -133,17 +135,18 @@ def _by_position(
     parts: list[dict[str, npt.NDArray[Any]]] = []
     places: list[Numbers] = []
     for group, stream in enumerate(log.streams):
+        if not stream.windows:  # there are more groups than storage blocks: its lanes have none
+            continue
         windows, batches = stream.order.of_epoch(0)
         own = [found.costs[group, number] for number in range(stream.windows)]
         counts = [stream.count(number) for number in range(stream.windows)]
         flat = np.cumsum([0, *counts])[windows] + batches
         # One by one: of 10^8 samples a column has millions of numbers.
-        names = list(own[0]) if own else []
-        parts.append({name: np.concatenate([of[name] for of in own])[flat] for name in names})
+        parts.append({name: np.concatenate([of[name] for of in own])[flat] for name in own[0]})
         offsets, turns = np.divmod(np.arange(len(flat)), lanes // groups)
         places.append(offsets * lanes + turns * groups + group)
     if groups == 1:
-        return parts[0]
+        return parts[0] if parts else {}
     every = np.concatenate(places)
     order = np.argsort(every, kind="stable")
     if not is_all:

@@ -7,50 +7,20 @@ makes; others as their planners plan them. Nothing here knows which.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 from penstock.server.forecast.counts import NumberCounts
 from penstock.server.roles.base import BatchCollator
 from penstock.server.roles.filling import (
+    BatchColumns,
     BatchSizes,
     Filling,
     Misfit,
     Numbers,
-    largest,
     misfit,
     sums,
 )
-
-
-class BatchColumns(NamedTuple):
-    """What the cost of batches may depend on: int64 (B,) each.
-
-    Attributes:
-        tokens: The sum of the sizes in a batch.
-        squares: The sum of their squares: what attention within documents costs.
-        samples: How many samples it has, a piece of a split one counted as one.
-        rows: How many rows.
-        longest: The tokens of its longest row.
-        padded: Rows times `longest`.
-    """
-
-    tokens: Numbers
-    squares: Numbers
-    samples: Numbers
-    rows: Numbers
-    longest: Numbers
-    padded: Numbers
-
-    @classmethod
-    def of(cls, batches: BatchSizes) -> BatchColumns:
-        """Return the columns of some batches."""
-        sizes, slots = batches.sizes, batches.slots
-        rows = np.diff(batches.batches)
-        longest = largest(sums(sizes, batches.rows), batches.batches)
-        tokens, squares = sums(sizes, slots), sums(sizes * sizes, slots)
-        return cls(tokens, squares, np.diff(slots), rows, longest, rows * longest)
 
 
 class Tally:
@@ -171,4 +141,4 @@ class Tally:
         return misfit(filling)
 
 
-__all__ = ["BatchColumns", "Tally"]
+__all__ = ["Tally"]

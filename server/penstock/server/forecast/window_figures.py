@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.forecast.tally import BatchColumns, Tally
+from penstock.server.forecast.tally import Tally
 from penstock.server.forecast.told import collates_by_size
 from penstock.server.planned.packed import PackedWindow
 from penstock.server.planned.windows import Samples
 from penstock.server.role_set import RoleSet
-from penstock.server.roles.filling import BatchSizes, Misfit, Numbers
+from penstock.server.roles.filling import BatchColumns, BatchSizes, Misfit, Numbers
 
 KEPT_BYTES = 256 << 20
 """Blocks of the index that are kept: each window is made of runs from all over it, so of an index

@@ -9,9 +9,11 @@ process ends none of Ray's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,11 +21,24 @@ from typing import Any
 from penstock.server.indexing.blocks import Block
 from penstock.server.indexing.crew import Answer, Crew, Hears
 from penstock.server.sources.access import require
-from penstock.wire.errors import PenstockError, Unreachable, decode_error, encode_error
+from penstock.wire.errors import (
+    PenstockError,
+    Unreachable,
+    clean_text,
+    decode_error,
+    encode_error,
+)
 
 RUN_BLOCKS = 8
 """Blocks of a task, at most: to start its process takes a second, and what a killed command has of
 a run that is not finished is lost."""
+
+CONNECTS = "RAY_ENABLE_AUTO_CONNECT"
+"""The variable that says whether Ray starts by itself when it is asked for something, even by
+threads of its own that have not heard of its end."""
+
+MAX_CHARACTERS = 300
+"""Of what Ray says of an error: some go on for pages."""
 
 TASKS_PER_CPU = 4
 """Tasks for each core of the cluster, where there are blocks enough: items differ, so runs do."""
@@ -50,35 +65,61 @@ def ray_engine(
 
     Raises:
         MissingExtra: Ray is not installed.
-        Unreachable: From what is returned: no Ray answers where `RAY_ADDRESS` says that one is.
+        Unreachable: From what is returned: no Ray answers where `RAY_ADDRESS` says that one is, or
+            Ray fails, as it does on a machine without penstock.
     """
+    # Ray reads it when it is imported. Where the job's code has done that already, what Ray's own
+    # threads ask of it after its end would start another one.
+    ends_for_good = "ray" not in sys.modules
+    os.environ[CONNECTS] = "0"
     ray, data = require("ray", extra="ray"), require("ray.data", extra="ray")
     measure = partial(measure_run, name, definition, inputs, item_deadline_s)
 
     async def run(blocks: Sequence[Block], hears: Hears) -> None:
         started_here = not ray.is_initialized()
-        if started_here:
-            _start(ray)
         found: Iterator[Any] = iter(())
+        taking: asyncio.Future[Any] | None = None
         try:
-            data.DataContext.get_current().enable_progress_bars = False
-            logging.getLogger("ray.data").setLevel(logging.ERROR)  # the command says how far it is
-            runs = list(runs_of(blocks, int(ray.cluster_resources().get("CPU", 1))))
-            rows = data.from_items([{"run": run} for run in runs], override_num_blocks=len(runs))
-            measured = rows.flat_map(measure, concurrency=workers)
-            # Nothing is fetched ahead: Ray would keep the last run back until there is another.
-            found = iter(
-                measured.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
-            )
-            while (table := await asyncio.to_thread(next, found, None)) is not None:
+            if started_here:
+                _start(ray)
+            with _in_a_sentence():
+                data.DataContext.get_current().enable_progress_bars = False
+                # The command says how far it is, and what has failed.
+                logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+                runs = list(runs_of(blocks, int(ray.cluster_resources().get("CPU", 1))))
+                rows = data.from_items(
+                    [{"run": run} for run in runs], override_num_blocks=len(runs)
+                )
+                measured = rows.flat_map(measure, concurrency=workers)
+                # Nothing is fetched ahead: Ray would keep the last run back until there is another.
+                found = iter(
+                    measured.iter_batches(
+                        batch_size=None, batch_format="pyarrow", prefetch_batches=0
+                    )
+                )
+            while True:
+                taking = asyncio.ensure_future(asyncio.to_thread(next, found, None))
+                with _in_a_sentence():
+                    table = await asyncio.shield(taking)
+                if table is None:
+                    break
                 for row in table.to_pylist():
                     await _keep(row, hears)
         finally:
-            close = getattr(found, "close", None)
-            if close is not None:  # after an error: what was not taken yet is not to be made
-                close()
-            if started_here:
-                ray.shutdown()
+            try:
+                if taking is not None and not taking.done():
+                    # The command is stopped while a thread waits for the next run, in a generator
+                    # that cannot be closed meanwhile. The end of Ray ends the run, and the wait.
+                    # Where Ray must not end yet, the run is waited for.
+                    if started_here and ends_for_good:
+                        ray.shutdown()
+                    await asyncio.gather(taking, return_exceptions=True)
+                close = getattr(found, "close", None)
+                if close is not None:  # after an error: what was not taken yet is not to be made
+                    close()
+            finally:
+                if started_here:
+                    ray.shutdown()
 
     return run
 
@@ -89,16 +130,55 @@ def _start(ray: Any) -> None:
     Raises:
         Unreachable: The cluster does not answer, or does not let this command in.
     """
+    with _in_a_sentence():
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+        except ConnectionError as error:
+            address = os.environ.get("RAY_ADDRESS", "auto")
+            raise Unreachable(
+                f"RAY_ADDRESS is {address!r}, and no Ray lets this command in there ({error}): "
+                "check the address; if the cluster asks for a token, set RAY_AUTH_MODE=token; or "
+                "unset RAY_ADDRESS, for a Ray of this machine",
+                target=address,
+            ) from error
+
+
+@contextlib.contextmanager
+def _in_a_sentence() -> Iterator[None]:
+    """Say in a sentence what Ray raises.
+
+    Its errors have several bases: `RayError`, and built-in ones such as `RuntimeError`, where the
+    cluster has another version of Ray or Python. Errors of items are rows, and do not come here.
+
+    Raises:
+        Unreachable: Ray has raised anything.
+    """
     try:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
-    except ConnectionError as error:
-        address = os.environ.get("RAY_ADDRESS", "auto")
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        address = os.environ.get("RAY_ADDRESS")
+        where = "the Ray of this machine" if address is None else f"the Ray at {address!r}"
         raise Unreachable(
-            f"RAY_ADDRESS is {address!r}, and no Ray lets this command in there ({error}): check "
-            "the address; if the cluster asks for a token, set RAY_AUTH_MODE=token; or unset "
-            "RAY_ADDRESS, for a Ray of this machine",
+            f"{where} has failed ({_last_words(error)}): check that all of its machines run, and "
+            "that each has the same versions of Ray, Python and penstock as this one; then run the "
+            "command again, which goes on where it was",
             target=address,
         ) from error
+
+
+def _last_words(error: Exception) -> str:
+    """Return what an error of Ray says, in a line.
+
+    That of a task is the traceback of another process; its last line says what was raised there.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if any(line.startswith("Traceback ") for line in lines) or "ray::" in "".join(lines[:1]):
+        said = lines[-1]
+    else:
+        said = " ".join([f"{type(error).__name__}:", *lines])
+    return clean_text(said, MAX_CHARACTERS)
 
 
 async def _keep(row: dict[str, Any], hears: Hears) -> None:

@@ -26,7 +26,7 @@ from penstock.server.index.inputs import check_inputs
 from penstock.server.planned.order import BalancedOrder, Costs, Place, WindowOrder
 from penstock.server.planned.packed import Outline, PackedWindow, outline, pack, with_cost
 from penstock.server.planned.plan import Plan
-from penstock.server.planned.windows import Integers, Samples, Windows, pieces_of, run_of
+from penstock.server.planned.windows import Integers, Reasons, Samples, Windows, pieces_of, run_of
 from penstock.server.roles.batchers import SimpleBatcher
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.reading import Reading
@@ -297,9 +297,9 @@ class PlannedLog:
     def _check_samples(self, may_fail: int) -> None:
         """Refuse data that gives no sample, or fails too often, as the index says at its end."""
         drawn = [self.index.sources[name] for name in self._names]
-        reasons: Counter[str] = Counter()
+        few, reasons = Reasons(drawn), Counter[str]()
         for source in drawn:
-            reasons.update(source.left_out)
+            few.add(source.left_out, reasons)
         if (failing := reasons[QUARANTINED]) > may_fail:
             raise InvalidJob(
                 f"the index {self._plan.index!r} leaves out {failing:,} items that fail, and the "

@@ -185,10 +185,11 @@ class BalancedOrder:
         self.batches = int(self._counts.sum())
         self._order = lru_cache(_EPOCHS)(self._windows_of)
         # The first of the kept batches of each window without a step, by its place among all kept.
-        self._first_kept = {
-            int(window): int(np.argmax(self._kept_windows == window))
-            for window in np.flatnonzero((self._steps == 0) & (self._counts > 0))
-        }
+        kept_of, firsts = np.unique(self._kept_windows, return_index=True)
+        stepless = self._steps[kept_of] == 0
+        self._first_kept = dict(
+            zip(kept_of[stepless].tolist(), firsts[stepless].tolist(), strict=True)
+        )
 
     def find(self, number: int) -> Place | None:
         """Return which batch has a number; None = no window has any."""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from penstock.server.core.expression import Expression
 from penstock.server.core.permutation import Permutation
 from penstock.server.core.refs import ItemRef, Rows, SampleRef
+from penstock.server.pipeline.counts import all_counts
 from penstock.server.planned.windows import Integers
 from penstock.server.roles.base import SampleBatcher
 from penstock.server.roles.batchers import (
@@ -24,6 +25,8 @@ from penstock.server.roles.batchers import (
     KnapsackPackingBatcher,
     SimpleBatcher,
 )
+from penstock.server.roles.batchers.packer import why_too_long
+from penstock.server.roles.filling import BatchColumns, BatchSizes
 from penstock.server.roles.role import asked, failing
 from penstock.server.usercode.contained import as_exception
 from penstock.wire.errors import BadItem, PenstockError
@@ -142,28 +145,8 @@ def measures(packed: PackedWindow) -> dict[str, npt.NDArray[np.float64]]:
 
     All are whole numbers, exact up to 2^53.
     """
-    rows = np.diff(packed.rows)
-    of_row = _sums(packed.sizes, packed.rows)
-    longest = (
-        np.maximum.reduceat(of_row, packed.batches[:-1]) if len(packed) else np.empty(0, np.int64)
-    )
-    number = np.diff(packed.batches)
-    found = {
-        "tokens": _sums(of_row, packed.batches),
-        "squares": _sums(_sums(packed.sizes**2, packed.rows), packed.batches),
-        "samples": _sums(rows, packed.batches),
-        "rows": number,
-        "longest": longest,
-        "padded": number * longest,
-    }
-    return {name: values.astype(np.float64) for name, values in found.items()}
-
-
-def _sums(values: Integers, bounds: Integers) -> Integers:
-    """Return the sum of each stretch `[bounds[i], bounds[i + 1])`; empty ones are 0."""
-    before = np.concatenate(([0], np.cumsum(values)))
-    found: Integers = before[bounds[1:]] - before[bounds[:-1]]
-    return found
+    columns = BatchColumns.of(BatchSizes(packed.sizes, packed.rows, packed.batches))
+    return {name: values.astype(np.float64) for name, values in columns._asdict().items()}
 
 
 # --- how ------------------------------------------------------------------------------------------
@@ -312,11 +295,7 @@ def _overlong(
 
 def too_long(slot: int, size: int, most: int) -> BadItem:
     """Return the error of a sample that does not fit into a row, with `overlong: error`."""
-    reason = (
-        f"{size} tokens do not fit into a row of {most}: raise max_tokens, set overlong to split, "
-        "truncate or drop, or shorten it in the processor"
-    )
-    return _refused(slot, reason)
+    return _refused(slot, why_too_long(size, most))
 
 
 def _refused(slot: int, reason: str) -> BadItem:
@@ -345,8 +324,7 @@ def _one_by_one(batcher: SampleBatcher, sizes: Integers) -> PackedWindow:
         except BaseException as raised:
             raise failing(batcher, "add", as_exception(raised)) from raised
     found += asked(working, "flush")
-    counts = Counter({f"dropped:{name}": n for name, n in working.dropped().items()})
-    counts.update({f"batcher:{name}": n for name, n in working.counters().items()})
+    counts = Counter(all_counts({}, working))
     refs = [ref for batch in found for row in batch for ref in row]
     spans = [ref.span for ref in refs]
     is_split = any(span is not None for span in spans)

@@ -10,7 +10,7 @@ of an item are in windows of their own, so no window holds an item twice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.server.core.permutation import Permutation
-from penstock.server.index.block import LeftOut
-from penstock.server.index.file import SizeIndex
+from penstock.server.index.block import OTHER_REASONS, QUARANTINED, LeftOut
+from penstock.server.index.file import IndexedSizes, SizeIndex
+from penstock.server.pipeline.counts import MAX_REASONS
 from penstock.server.roles.distributors.together import Drawn
 
 Integers = npt.NDArray[np.int64]
@@ -47,7 +48,7 @@ class Samples(NamedTuple):
         items: int64 (n,): its item.
         copies: int32 (n,): in which of the epoch's passes over its source.
         parts: int32 (n,): which of its item's samples; None = the only one, of all of them.
-        counts: Items: `drawn`, and those that gave no sample, by reason.
+        counts: Items: `drawn`, and those that gave no sample, by reason, as `Reasons` has them.
     """
 
     sizes: Integers
@@ -56,6 +57,29 @@ class Samples(NamedTuple):
     copies: npt.NDArray[np.int32]
     parts: npt.NDArray[np.int32] | None
     counts: Counter[str]
+
+
+class Reasons:
+    """Keeps counts of reasons to few names, whatever a role makes of its reasons.
+
+    By name are those that the index names at its end, of all sources together: `MAX_REASONS` of
+    them, and items that fail. All others are one. So a reason has the same name in each block,
+    window, batch and process, and sums of sums agree however they are added up; they would not if
+    each sum kept the names that it met first.
+
+    Args:
+        sources: The sizes of the sources that are drawn from.
+    """
+
+    def __init__(self, sources: Sequence[IndexedSizes]) -> None:
+        every = dict.fromkeys(reason for source in sources for reason in source.left_out)
+        self._named = {*[reason for reason in every if reason != QUARANTINED][:MAX_REASONS]}
+        self._named.add(QUARANTINED)
+
+    def add(self, reasons: Mapping[str, int], into: Counter[str]) -> None:
+        """Add counts of reasons to others."""
+        for reason, count in reasons.items():
+            into[reason if reason in self._named else OTHER_REASONS] += count
 
 
 class Windows:
@@ -88,6 +112,7 @@ class Windows:
     ) -> None:
         self._drawn, self._seed, self._purpose = drawn, seed, purpose
         self._sources = [index.sources[name] for name in names]
+        self._reasons = Reasons(self._sources)
         self._windows = [
             window for own in pieces for window in cut(own, length, align, whole=whole)
         ]
@@ -147,7 +172,7 @@ class Windows:
         per_item, sizes, left_out = self._read(source, positions)
         items = self._drawn.indices(source, positions)
         counts: Counter[str] = Counter({"drawn": len(positions)})
-        counts.update(left_out)
+        self._reasons.add(left_out, counts)
         parts = None
         if per_item is not None:
             items = np.repeat(items, per_item)
@@ -261,4 +286,14 @@ def cut(
     return found
 
 
-__all__ = ["RUN", "Integers", "Piece", "Samples", "Windows", "cut", "pieces_of", "run_of"]
+__all__ = [
+    "RUN",
+    "Integers",
+    "Piece",
+    "Reasons",
+    "Samples",
+    "Windows",
+    "cut",
+    "pieces_of",
+    "run_of",
+]

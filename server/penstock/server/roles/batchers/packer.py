@@ -198,10 +198,7 @@ class RowPackingBatcher(PackingBatcher):
             self._counts["overlong_alone"] += 1
             self._pass([ref])
         else:
-            reason = (
-                f"{ref.size} tokens do not fit into a row of {self.max_tokens}: raise max_tokens, "
-                "set overlong to split, truncate or drop, or shorten it in the processor"
-            )
+            reason = why_too_long(ref.size, self.max_tokens)
             raise BadItem(f"{ref.item}: {reason}", item=list(ref.item), stage="draw", reason=reason)
 
     def _split(self, ref: SampleRef) -> None:
@@ -214,6 +211,14 @@ class RowPackingBatcher(PackingBatcher):
 
     def _batches(self, least: int) -> list[Rows]:
         return cut_batches(self._finished, self.rows, least)
+
+
+def why_too_long(size: int, most: int) -> str:
+    """Return why a sample does not fit into a row, and what to do, with `overlong: error`."""
+    return (
+        f"{size} tokens do not fit into a row of {most}: raise max_tokens, set overlong to split, "
+        "truncate or drop, or shorten it in the processor"
+    )
 
 
 def cut_batches(finished: list[Row], rows: int, least: int) -> list[Rows]:
@@ -244,4 +249,5 @@ __all__ = [
     "cut_batches",
     "piece",
     "sample_key",
+    "why_too_long",
 ]

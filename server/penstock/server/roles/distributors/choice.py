@@ -89,6 +89,10 @@ class Choice:
         """Return which items of a source the condition keeps; None = all of them."""
         return None if self._selection is None else self._selection.kept[name]
 
+    def draws_each(self, name: str) -> bool:
+        """Tell whether an epoch draws all items of a source that the condition keeps."""
+        return self._ratios[self._names.index(name)] >= 1
+
     def parameters(self) -> dict[str, Any]:
         """Return what decides which items are drawn; empty = all, once."""
         if self._selection is None:
