@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from penstock.client import Loader
+from penstock.wire.errors import UnknownGroup
 
 RETURN_VALUE = dis.opmap["RETURN_VALUE"]
 """No handler runs right before it: what it follows is a store, and not a call."""
@@ -147,6 +148,7 @@ class Reader:
         self, address: str, rng: random.Random, holds_positions: bool, is_ahead: bool
     ) -> None:
         self._rng, self.due, self.calls = rng, 0, 0
+        self._has_begun = False
         self._holds_positions = holds_positions
         self._values: dict[str, Any] = {"device": "cpu"} if is_ahead else {"as_numpy": True}
         self._open(address)
@@ -203,6 +205,7 @@ class Reader:
         if self._holds_positions and int(batch["input_ids"][0, 0]) != self.due:
             raise Wrong(f"position {self.due} holds {batch['input_ids'][0, 0]}")
         self.due += 1
+        self._has_begun = True
 
     def read(self, source: Any) -> None:
         broken, batch = self.attempt(source, self.batches.__next__)
@@ -245,9 +248,15 @@ class Reader:
         broken, cursor = self.attempt(source, self.loader.commit)
         if not broken and cursor != self.due // 4:
             raise Wrong(f"the cursor is {cursor} at position {self.due}")
+        self._has_begun |= not broken
 
     def checkpoint(self, source: Any) -> None:
-        self.attempt(source, lambda: self.loader.checkpoint(f"at-{self.calls}"))
+        """The group begins with what reads or commits: all of that may have been broken off."""
+        try:
+            self.attempt(source, lambda: self.loader.checkpoint(f"at-{self.calls}"))
+        except UnknownGroup:
+            if self._has_begun:
+                raise
 
     def stats(self, source: Any) -> None:
         broken, stats = self.attempt(source, self.loader.stats)

@@ -277,6 +277,7 @@ class Loader:
 
         Raises:
             NoGroup: The Loader is ephemeral.
+            UnknownGroup: Nothing of the group was read or committed yet.
             PastEnd, PositionFar: No reader could be taken to `step`.
             CheckpointExists: The name stands at another step.
         """
