@@ -33,7 +33,7 @@ from penstock.server.roles import (
     SimpleBatcher,
 )
 from penstock.server.roles.batchers import FirstFitPackingBatcher, SequentialPackingBatcher
-from penstock.wire.errors import BadBatch, InvalidRequest, PastEnd
+from penstock.wire.errors import BadBatch, InvalidJob, InvalidRequest, PastEnd
 from planned_read import Read, SizedItems, tokens_of
 from resume.plans import LENGTHS
 
@@ -123,6 +123,19 @@ def test_a_finite_job_gives_what_its_plan_says(batcher: str, plan: str, tmp_path
         name: n for name, n in read.planner.items() if n
     }
     assert (found.is_all, found.items) == (True, 140)
+
+
+@pytest.mark.parametrize("epochs", [2, None])
+@pytest.mark.parametrize("plan", ["windows", "balanced"])
+def test_a_job_without_a_batch_is_refused_as_a_node_refuses_it(
+    plan: str, epochs: int | None, tmp_path: Path
+) -> None:
+    """Every sample is too long: a table of zeros would look like a plan."""
+    long = SizedItems([{"input_ids": list(range(40))} for _ in range(5)])
+    job = make(PACKERS["dropped"], tmp_path, PLANS[plan], epochs=epochs, data=long)
+
+    with pytest.raises(InvalidJob, match=r"gives no batch: .* dropped:overlong: (5|10); loosen"):
+        planned(job)
 
 
 @pytest.mark.parametrize("plan", ["windows", "balanced"])
