@@ -209,6 +209,20 @@ def test_tokens_by_source(tmp_path: Path) -> None:
     assert sum(tokens for _, tokens in found.sources.values()) == found.packing.tokens
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_pieces_by_source(epochs: int, tmp_path: Path) -> None:
+    """`concat` splits by place, and a place has a sample of either source: it is said to differ."""
+    data = {"one": items(80), "other": items(31)}
+    job = make(PACKERS["concat"], tmp_path, PLANS["windows"], data=data, epochs=epochs)
+    read, found = Read(job), planned(job)
+
+    samples = {name: samples for name, (samples, _) in found.sources.items()}
+    assert sum(samples.values()) == sum(read.sources.values())
+    assert (samples == dict(read.sources)) == (epochs == 1)
+    said = "which samples are left out or split differs from epoch to epoch"
+    assert any(note.startswith(said) for note in found.notes) == (epochs == 2)
+
+
 def test_several_processes_add_up_to_one(tmp_path: Path) -> None:
     """Windows may be added up apart, and sent as bytes."""
     data = {"one": items(80), "other": items(31)}
