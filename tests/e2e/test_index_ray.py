@@ -15,14 +15,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import ray  # noqa: F401  of the dev extra: without it these tests fail, and are not skipped
 
 from e2e.test_index_command import index, told, write_jobs
-from harness import ENVIRONMENT, kill_process
+from harness import ENVIRONMENT, kill_process, run_command
 from invariants import eventually
+from penstock.server.indexing import on_ray as on_ray_engine
 
 COMMANDS = """
 import contextlib, io, json, sys
@@ -132,16 +134,6 @@ def command_in(folder: Path) -> list[str]:
     return [*command, "--engine", "ray", "--output", output]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def unanswered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
-    """A command whose cluster is not there; begun first, because Ray looks for it for long."""
-    folder = tmp_path_factory.mktemp("unanswered")
-    write_jobs(folder, items=ITEMS)
-    nobody = {"RAY_ADDRESS": "127.0.0.1:9", "RAY_NUM_REDIS_GET_RETRIES": "1"}
-    with on_ray(*command_in(folder), **nobody) as process:
-        yield process
-
-
 def test_ray_makes_the_same_index(tmp_path: Path, two_cores: Command) -> None:
     """Items that fail and items that are filtered are left out as they are without it."""
     write_jobs(tmp_path, items=ITEMS, item280="fail")
@@ -236,11 +228,49 @@ def test_a_machine_without_penstock_is_said(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
-def test_a_cluster_that_is_not_there_is_named(unanswered: subprocess.Popen[str]) -> None:
-    _, said = unanswered.communicate()
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "127.0.0.1:99999"])
+def test_a_cluster_that_is_not_there_is_named(address: str, tmp_path: Path) -> None:
+    """At once: Ray itself looks for it for many minutes."""
+    write_jobs(tmp_path, items=ITEMS)
 
-    assert unanswered.returncode == 2
-    last = said.splitlines()[-1]
-    assert last.startswith("penstockd: error: RAY_ADDRESS is '127.0.0.1:9', and no Ray lets")
+    done = run_command(
+        command_in(tmp_path)[1:], environment={**ENVIRONMENT, "RAY_ADDRESS": address}
+    )
+
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"penstockd: error: RAY_ADDRESS is '{address}', and no Ray lets")
     assert last.endswith("or unset RAY_ADDRESS, for a Ray of this machine [unreachable]")
-    assert "Traceback" not in said
+    assert "Traceback" not in done.stderr
+
+
+class Handling:
+    """Takes SIGTERM for itself, as `ray.init` does, and may be ended by it."""
+
+    def __init__(self, *, ended: bool) -> None:
+        self.ended = ended
+
+    def init(self, **options: Any) -> None:
+        """Set the handler; meet a signal, if it shall."""
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        if self.ended:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("while_it_starts", [True, False])
+def test_a_command_that_is_told_to_end_does_not_blame_a_role(
+    while_it_starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A SystemExit would be taken for that of code that the job names."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def command() -> None:
+        on_ray_engine._start(Handling(ended=while_it_starts))
+        signal.raise_signal(signal.SIGTERM)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            command()
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -40,7 +40,7 @@ from penstock.server.roles import (
 from penstock.server.roles.batchers import FirstFitPackingBatcher, SequentialPackingBatcher
 from penstock.server.roles.filling import BatchSizes, Filling, sums
 from penstock.server.sources import ItemsSource
-from penstock.wire.errors import BadBatch, InvalidRequest, PastEnd
+from penstock.wire.errors import BadBatch, InvalidJob, InvalidRequest, PastEnd
 from planned import with_plan
 from planned_read import Read, SizedItems, tokens_of
 from resume.plans import LENGTHS
@@ -131,6 +131,19 @@ def test_a_finite_job_gives_what_its_plan_says(batcher: str, plan: str, tmp_path
         name: n for name, n in read.planner.items() if n
     }
     assert (found.is_all, found.items) == (True, 140)
+
+
+@pytest.mark.parametrize("epochs", [2, None])
+@pytest.mark.parametrize("plan", ["windows", "balanced"])
+def test_a_job_without_a_batch_is_refused_as_a_node_refuses_it(
+    plan: str, epochs: int | None, tmp_path: Path
+) -> None:
+    """Every sample is too long: a table of zeros would look like a plan."""
+    long = SizedItems([{"input_ids": list(range(40))} for _ in range(5)])
+    job = make(PACKERS["dropped"], tmp_path, PLANS[plan], epochs=epochs, data=long)
+
+    with pytest.raises(InvalidJob, match=r"gives no batch: .* dropped:overlong: (5|10); loosen"):
+        planned(job)
 
 
 @pytest.mark.parametrize("plan", ["windows", "balanced"])
@@ -275,6 +288,20 @@ def test_a_reason_for_each_item_is_counted_by_few_names(plan: str, tmp_path: Pat
     assert sum(before_end, Counter()) == summed
     assert sum((log.counts_of_epoch() for _ in range(2)), Counter()) == summed
     assert planned(job).counts == summed
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_pieces_by_source(epochs: int, tmp_path: Path) -> None:
+    """`concat` splits by place, and a place has a sample of either source: it is said to differ."""
+    data = {"one": items(80), "other": items(31)}
+    job = make(PACKERS["concat"], tmp_path, PLANS["windows"], data=data, epochs=epochs)
+    read, found = Read(job), planned(job)
+
+    samples = {name: samples for name, (samples, _) in found.sources.items()}
+    assert sum(samples.values()) == sum(read.sources.values())
+    assert (samples == dict(read.sources)) == (epochs == 1)
+    said = "which samples are left out or split differs from epoch to epoch"
+    assert any(note.startswith(said) for note in found.notes) == (epochs == 2)
 
 
 def test_several_processes_add_up_to_one(tmp_path: Path) -> None:

@@ -91,6 +91,23 @@ def test_an_epoch_of_an_endless_job_is_what_its_draws_finish(batcher: str) -> No
     assert found.items == len(LENGTHS)
 
 
+@pytest.mark.parametrize("epochs", [1, None])
+def test_a_job_without_a_batch_is_refused_as_a_node_refuses_it(epochs: int | None) -> None:
+    """Every sample is too long: a table of zeros would look like a plan."""
+    long = SizedItems([{"input_ids": list(range(40))} for _ in range(5)])
+    job = make(BestFitPackingBatcher(32, overlong="drop"), data=long, epochs=epochs)
+
+    with pytest.raises(InvalidJob, match=r"gives no batch: .* dropped:overlong: 5; loosen"):
+        planned(job)
+
+
+def test_an_epoch_that_fills_no_batch_yet_is_not_refused() -> None:
+    """What its batchers hold comes in the next one."""
+    found = planned(make(BestFitPackingBatcher(32), data=source(4)))
+
+    assert (found.batches, found.held) == (0, 4)
+
+
 @pytest.mark.parametrize("overlong", ["split", "truncate", "drop"])
 def test_all_that_was_drawn_is_in_a_batch_or_counted(overlong: str) -> None:
     """Delivered, dropped or held: in an endless job's epoch every token has its place."""

@@ -220,7 +220,7 @@ class Sized(SampleBatcher):
     ("says", "said"),
     [
         (-1, "Sized.size_of() gave -1 for a sample of item main[2]"),
-        (1 << 63, "a size is from 0 to 2^63 - 1"),
+        (1 << 63, "item main[2] in epoch 0 of job 'job': a size is from 0 to 2^63 - 1"),
         (2.5, "Sized.size_of() finds no size of a sample of item main[2]"),
         (KeyError("x"), "KeyError: 'x'; the sample has input_ids"),
     ],
@@ -233,6 +233,50 @@ def test_a_size_that_is_none_names_the_item(
 
     with pytest.raises(InvalidJob) as caught:
         measured(job(batcher=Sized(), processor=Split()))
+
+    assert said in str(caught.value)
+
+
+class Boundless(Told):
+    """Tells a size that no index holds."""
+
+    def size(self, raw: Any) -> int:
+        """Return it."""
+        return 2**63
+
+
+def test_a_told_size_that_no_index_holds_names_the_item() -> None:
+    with pytest.raises(BadItem, match=r"Boundless.size\(\) gave 9223372036854775808 for item main"):
+        measured(job(processor=Boundless()))
+
+
+class Counting(Split):
+    """A user's processor; what counts for it is what the class says."""
+
+    gives: ClassVar[Any] = None
+
+    def for_lengths(self, key: str) -> Any:
+        """Return what the class says."""
+        if isinstance(self.gives, Exception):
+            raise self.gives
+        return self.gives
+
+
+@pytest.mark.parametrize(
+    ("gives", "said"),
+    [
+        (None, "Counting.for_lengths() gave None: return a processor"),
+        (KeyError("x"), "Counting.for_lengths() fails with KeyError"),
+    ],
+    ids=["nothing", "an error"],
+)
+def test_what_counts_lengths_is_a_processor(
+    gives: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Counting, "gives", gives)
+
+    with pytest.raises(InvalidJob) as caught:
+        measured(job(batcher=BestFitPackingBatcher(64), processor=Counting()))
 
     assert said in str(caught.value)
 

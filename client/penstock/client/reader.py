@@ -417,7 +417,7 @@ class Reader:
         names = mesh_dimensions(mesh, self._options.ranks.dp)
         if len(names) > 1:
             raise InvalidRequest(
-                f"total() over the mesh dimensions {', '.join(names)} needs a process group of "
+                f"counts over the mesh dimensions {', '.join(names)} need a process group of "
                 "them: pass process_group="
             )
         return mesh.get_group(names[0])

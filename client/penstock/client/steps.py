@@ -276,7 +276,7 @@ class Step:
         dist = torch_distributed()
         if dist is None:
             _refuse(
-                f"total() over {world_size} ranks needs torch.distributed, which is not "
+                f"counts of {world_size} ranks need torch.distributed, which is not "
                 "initialised: call init_process_group first and pass process_group= where it holds "
                 "more than the data-parallel ranks, or sum step.counts yourself"
             )
@@ -284,7 +284,7 @@ class Step:
         size = dist.get_world_size(group)
         if size != world_size:
             _refuse(
-                f"total() would sum over {size} processes where {world_size} data-parallel ranks "
+                f"the process group has {size} processes where {world_size} data-parallel ranks "
                 "read: pass process_group= with exactly those ranks"
             )
         import torch

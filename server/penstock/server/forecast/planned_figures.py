@@ -172,8 +172,8 @@ def _notes(
         yield "cost skew is that of the first epoch: in others the same batches meet others"
     if found.by_chance and epochs > 1 and not log.fills_differ and len(found.names) > 1:
         yield (
-            "which samples are left out differs from epoch to epoch: tokens by source are those of "
-            "the first, times the epochs"
+            "which samples are left out or split differs from epoch to epoch: samples and tokens "
+            "by source are those of the first, times the epochs"
         )
 
 

@@ -11,6 +11,8 @@ from penstock.server.forecast.figures import Figures
 from penstock.server.forecast.skew import Costs, RankSkew, skew
 from penstock.server.forecast.tally import Tally
 from penstock.server.job import Job
+from penstock.server.planned.log import in_words
+from penstock.wire.errors import InvalidJob
 from penstock.wire.order import Tail, check_divides, divisors
 
 FORMAT = 1
@@ -309,7 +311,18 @@ def report_of(
         batches_per_step: G, and who says it.
         worlds: World sizes, which divide it.
         other_lanes: What the job makes with other numbers of lanes.
+
+    Raises:
+        InvalidJob: It has no batch, and will have none: no node serves it.
     """
+    if not found.tally.batches and not found.held:
+        raise InvalidJob(
+            f"job {job.name!r} gives no batch: over {found.epochs:,} "
+            f"{'epoch' if found.epochs == 1 else 'epochs'} its planners count "
+            f"{in_words(found.counts)}; loosen the filter, lower the batch size, or look at the "
+            "data",
+            key="batcher",
+        )
     tally, step = found.tally, batches_per_step[0]
     packing = Packing.of(tally)
     sized = packing is not None

@@ -40,7 +40,7 @@ class WindowFigures:
         samples, tokens: By source, of what is in batches.
         counts: Of the items and samples that are not, in one epoch.
         costs: By window, its costs by name, in the first of the epochs.
-        by_chance: Which sample is left out differs from epoch to epoch.
+        by_chance: Which sample is left out, or split, differs from epoch to epoch.
         misfits: Batches that cannot be made, with the window and the epoch that they are in.
     """
 
@@ -138,7 +138,9 @@ def add_up(
         samples = log.streams[group].samples(number)
         packed = log.streams[group].window(number, samples)
         found.counts.update(packed.counts)
-        by_chance = any(packed.counts[name] for name in BY_CHANCE)
+        by_chance = any(packed.counts[name] for name in BY_CHANCE) or (
+            len(found.names) > 1 and _split_by_place(samples, packed)
+        )
         found.by_chance |= by_chance
         for epoch in range(epochs):
             slots, sizes = packed.slots, packed.sizes
@@ -155,6 +157,19 @@ def add_up(
                 found.costs[key] = _costs(columns, packed, sized)
         tell(key)
     return found
+
+
+def _split_by_place(samples: Samples, packed: PackedWindow) -> bool:
+    """Tell whether samples of one size are in different numbers of pieces, as `concat` cuts them.
+
+    A sample then has other pieces in the place that an epoch gives it.
+    """
+    pieces = np.bincount(packed.slots, minlength=len(samples.sizes))
+    # Only sizes of which some sample is not whole may differ: few, where a packer splits long ones.
+    some = np.isin(samples.sizes, np.unique(samples.sizes[pieces != 1]))
+    sizes, pieces = samples.sizes[some], pieces[some]
+    order = np.argsort(sizes, kind="stable")
+    return bool(((np.diff(sizes[order]) == 0) & (np.diff(pieces[order]) != 0)).any())
 
 
 def _count_sources(found: WindowFigures, samples: Samples, slots: Numbers, sizes: Numbers) -> None:

@@ -23,13 +23,14 @@ from penstock.server.index.inputs import (
     size_rule,
 )
 from penstock.server.job import Job
-from penstock.server.pipeline.items import MAX_REASON, Filtered, Items
+from penstock.server.pipeline.items import MAX_REASON, MAX_SIZE, Filtered, Items
 from penstock.server.pipeline.retry import Progress
 from penstock.server.pipeline.verdicts import Bad
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import RawItemProcessor, Sample, SampleBatcher
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.roles.distributors import MapDistributor
+from penstock.server.roles.role import asked
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.wire.errors import InvalidJob, PenstockError, clean_text
@@ -42,9 +43,6 @@ TOGETHER_BYTES = 16 << 20
 
 SIZES_TOGETHER = 4096
 """Items whose sizes are asked for at once, of sources and processors that tell them unprocessed."""
-
-MAX_SIZE = (1 << 63) - 1
-"""The largest size of a sample: an index holds int64."""
 
 KEPT_BLOCKS = 2
 """Storage blocks that a source keeps: positions are read in order, some of them ahead."""
@@ -260,9 +258,20 @@ def _items(kept: Kept | None, start: int, stop: int) -> Sequence[int]:
 
 
 def _counting(processor: RawItemProcessor, rule: Any) -> RawItemProcessor:
-    """Return a processor of the same sizes, where these are lengths."""
-    is_length = isinstance(rule, dict) and "length_of" in rule
-    return processor.for_lengths(rule["length_of"]) if is_length else processor
+    """Return a processor of the same sizes, where these are lengths.
+
+    Raises:
+        InvalidJob: A user's `for_lengths` fails, or gives something else.
+    """
+    if not isinstance(rule, dict) or "length_of" not in rule:
+        return processor
+    found = asked(processor, "for_lengths", rule["length_of"])
+    if not isinstance(found, RawItemProcessor):
+        raise InvalidJob(
+            f"{processor.code_of('for_lengths')} gave {found!r}: return a processor, such as self",
+            key="processor",
+        )
+    return found
 
 
 def _lengths(rule: Any) -> SampleBatcher | None:

@@ -13,6 +13,8 @@ import contextlib
 import json
 import logging
 import os
+import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -39,6 +41,9 @@ threads of its own that have not heard of its end."""
 
 MAX_CHARACTERS = 300
 """Of what Ray says of an error: some go on for pages."""
+
+CONNECT_S = 10.0
+"""How long a cluster may take to accept a connection. Ray itself looks for one for many minutes."""
 
 TASKS_PER_CPU = 4
 """Tasks for each core of the cluster, where there are blocks enough: items differ, so runs do."""
@@ -128,19 +133,25 @@ def _start(ray: Any) -> None:
     """Connect to the cluster there is, or start a Ray on this machine.
 
     Raises:
+        KeyboardInterrupt: The command was told to end.
         Unreachable: The cluster does not answer, or does not let this command in.
     """
+    address = os.environ.get("RAY_ADDRESS", "auto")
     with _in_a_sentence():
         try:
+            _look_for(address)
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
         except ConnectionError as error:
-            address = os.environ.get("RAY_ADDRESS", "auto")
             raise Unreachable(
                 f"RAY_ADDRESS is {address!r}, and no Ray lets this command in there ({error}): "
                 "check the address; if the cluster asks for a token, set RAY_AUTH_MODE=token; or "
                 "unset RAY_ADDRESS, for a Ray of this machine",
                 target=address,
             ) from error
+        except SystemExit:  # of Ray's own handler of SIGTERM
+            raise KeyboardInterrupt from None
+    # Ray's handler would end the command by a SystemExit, as code of a role might.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextlib.contextmanager
@@ -166,6 +177,21 @@ def _in_a_sentence() -> Iterator[None]:
             "command again, which goes on where it was",
             target=address,
         ) from error
+
+
+def _look_for(address: str) -> None:
+    """Connect to an address, if it is one of a host and a port.
+
+    Raises:
+        ConnectionError: Nothing listens there.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():  # auto, local
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, OverflowError) as error:  # the latter of a port that cannot be
+        raise ConnectionError(str(error)) from error
 
 
 def _last_words(error: Exception) -> str:

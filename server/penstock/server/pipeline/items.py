@@ -30,6 +30,9 @@ from penstock.wire.errors import (
     clean_text,
 )
 
+MAX_SIZE = 2**63 - 1
+"""The largest size that an index can hold."""
+
 MAX_REASON = 200
 """Characters of a verdict's reason: a job may have thousands of verdicts."""
 
@@ -180,7 +183,7 @@ class Items(ProcessedItems):
         """Return a size that a role has told, or what is wrong with it."""
         if isinstance(size, np.integer):
             size = int(size)
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_SIZE:
             kind = "source" if method == "sizes" else "processor"
             wrong = BadItem(
                 f"{type(role).__name__}.{method}() gave {size!r} for item {item}: a {kind} "
