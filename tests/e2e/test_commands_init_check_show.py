@@ -758,6 +758,7 @@ def test_check_warns_of_few_items_per_lane(home: Path, capsys: pytest.CaptureFix
 
     [job] = json.loads(capsys.readouterr().out)["jobs"]
     assert any("lanes: 2 or a smaller pool_size" in warning for warning in job["warnings"])
+    assert any("padding: more items for each lane" in warning for warning in job["warnings"])
     assert job["efficiency"] == pytest.approx(6 / 8)
 
 
@@ -802,6 +803,19 @@ def test_show_refuses_steps_of_several_sets(home: Path, capsys: pytest.CaptureFi
     assert run(["show", "joint.yaml", "job", "--step", "3", "--batches-per-step", "3"]) == 2
 
     assert "a step would hold several sets; use 1, 2, 4" in capsys.readouterr().err
+
+
+def test_check_says_how_much_an_epoch_draws(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`where` and `sample_ratio` make other draws than there are items."""
+    (home / "some.yaml").write_text(
+        "jobs:\n  job:\n    lanes: 1\n    batch_size: 2\n"
+        f"    source: {{type: items, items: {[{'n': n} for n in range(40)]}}}\n"
+        "    distributor: {type: map, sample_ratio: 0.25}\n"
+    )
+
+    assert run(["check", "some.yaml"]) == 0
+
+    assert "40 items, 10 draws an epoch, in 1 lane, endless" in capsys.readouterr().out
 
 
 def test_check_says_how_long_a_packed_job_is(
