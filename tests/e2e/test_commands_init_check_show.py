@@ -236,6 +236,70 @@ def test_init_does_not_take_token_ids_for_text(
     assert not (home / "penstock.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        (
+            "sets.json",
+            json.dumps({"chat": {"file_name": "chat.jsonl"}}).encode(),
+            "if it lists data sets, write the job file by hand, with source: {type: meta, file:",
+        ),
+        (
+            "sets.json",
+            json.dumps({"chat": {"file_name": "chat.jsonl"}}, indent=1).encode(),
+            "is one JSON object",
+        ),
+        ("bad.jsonl", b"no\nnor this\n", "bad.jsonl: line 1 is not JSON"),
+    ],
+)
+def test_init_says_what_to_do_with_files_that_are_no_rows(
+    name: str, content: bytes, sentence: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The way on, and no job file."""
+    (home / name).write_bytes(content)
+
+    assert run(["init", name]) == 2
+
+    assert sentence in capsys.readouterr().err
+    assert not (home / "penstock.yaml").exists()
+
+
+def test_init_of_a_row_of_ids_says_what_to_write(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only their owner knows the id that ends a document."""
+    np.save(home / "ids.npy", np.arange(90, dtype="<u2"))
+
+    assert run(["init", "ids.npy"]) == 2
+
+    assert "by hand, with source: {type: tokens, files: ..., eos: ID}" in capsys.readouterr().err
+
+
+def test_init_of_a_text_column_with_a_number_in_it(home: Path) -> None:
+    """Most values decide what a column holds; the job's policy decides about the others."""
+    rows = [*({"text": text} for text in TEXTS), {"text": 17}, {"text": None}]
+    (home / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_tokenizer(home / "tokenizer.json")
+
+    assert run(["init", "rows.jsonl"]) == 0
+
+    assert load("penstock.yaml").job("main").role_sets[0].processor.type_name == "tokenize"
+
+
+def test_init_notes_items_that_cannot_be_read(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A broken line is no reason to write nothing: the job's policy decides about it."""
+    (home / "rows.jsonl").write_text('{"text": "one"}\nbroken\n{"text": "two"}\n')
+
+    assert run(["init", "rows.jsonl"]) == 0
+
+    said = capsys.readouterr().out
+    assert "1 of the first 3 items cannot be read, and on_item_error: stop stops there" in said
+    assert "rows.jsonl: line 2 is not JSON" in said
+    assert "line 2 is not JSON" in (home / "penstock.yaml").read_text()
+
+
 def test_job_files_of_one_folder_have_stores_of_their_own(home: Path) -> None:
     """A store has one holder, so two nodes with one store could not run side by side."""
     write_jsonl(home)
@@ -758,6 +822,7 @@ def test_check_warns_of_few_items_per_lane(home: Path, capsys: pytest.CaptureFix
 
     [job] = json.loads(capsys.readouterr().out)["jobs"]
     assert any("lanes: 2 or a smaller pool_size" in warning for warning in job["warnings"])
+    assert any("padding: more items for each lane" in warning for warning in job["warnings"])
     assert job["efficiency"] == pytest.approx(6 / 8)
 
 
@@ -802,6 +867,19 @@ def test_show_refuses_steps_of_several_sets(home: Path, capsys: pytest.CaptureFi
     assert run(["show", "joint.yaml", "job", "--step", "3", "--batches-per-step", "3"]) == 2
 
     assert "a step would hold several sets; use 1, 2, 4" in capsys.readouterr().err
+
+
+def test_check_says_how_much_an_epoch_draws(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`where` and `sample_ratio` make other draws than there are items."""
+    (home / "some.yaml").write_text(
+        "jobs:\n  job:\n    lanes: 1\n    batch_size: 2\n"
+        f"    source: {{type: items, items: {[{'n': n} for n in range(40)]}}}\n"
+        "    distributor: {type: map, sample_ratio: 0.25}\n"
+    )
+
+    assert run(["check", "some.yaml"]) == 0
+
+    assert "40 items, 10 draws an epoch, in 1 lane, endless" in capsys.readouterr().out
 
 
 def test_check_says_how_long_a_packed_job_is(

@@ -30,6 +30,7 @@ from penstock.server.roles.batchers import (
     WindowPackingBatcher,
 )
 from penstock.server.roles.collators import PackedCollator
+from penstock.server.roles.distributors import MapDistributor
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import InvalidJob
 
@@ -348,6 +349,31 @@ def test_check_warns_where_a_lane_has_fewer_items_than_four_pools(
     warnings = warnings_of_lanes(job.role_sets[0])
 
     assert [remedy in warning for warning in warnings] == [True] * bool(remedy)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (0.1, "400 draws of an epoch over 8 lanes are 50.0 per lane"),
+        (0.001, "4 draws of an epoch over 8 lanes: some lanes have none"),
+        (0.25, ""),
+    ],
+)
+def test_check_counts_what_an_epoch_draws(ratio: float, said: str) -> None:
+    """Of 4,000 items; most of them may never be drawn."""
+    items = [{"input_ids": [1]} for _ in range(4000)]
+    packs = ratio > 0.01
+    job = Job(
+        ItemsSource(items),
+        MapDistributor(sample_ratio=ratio),
+        batcher=BestFitPackingBatcher(8, 26) if packs else NextFitPackingBatcher(8),
+        collator=PackedCollator(),
+        lanes=8,
+    )
+
+    warnings = warnings_of_lanes(job.role_sets[0])
+
+    assert [said in warning for warning in warnings] == [True] * bool(said)
 
 
 @pytest.mark.parametrize(("epochs", "mix"), [(1, False), (2, True), (None, True)])

@@ -135,7 +135,11 @@ def render(measured: Measured) -> str:
 
 
 def _items(measured: Measured) -> str:
-    return "a stream" if measured.items is None else _counted(measured.items, "item")
+    if measured.items is None:
+        return "a stream"
+    drawn = measured.epoch_draws
+    of_epoch = "" if drawn is None else f", {_counted(drawn, 'draw')} an epoch,"
+    return _counted(measured.items, "item") + of_epoch
 
 
 def _length(measured: Measured) -> str:

@@ -28,6 +28,8 @@ from penstock.server.pipeline.line import Computed, Line
 from penstock.server.pipeline.verdicts import Quarantined
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.server.roles.batchers import PoolPackingBatcher, SimpleBatcher
+from penstock.server.roles.distributors import MapDistributor
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.wire import frame
@@ -36,6 +38,9 @@ from penstock.wire.text import documents, ids_text, summary
 
 POOLS_PER_LANE = 4
 """In a lane with fewer items than this many pools, epochs mix in its pool."""
+
+PADS_EACH = (SimpleBatcher, PoolPackingBatcher)
+"""Batchers that give each sample a row of its own."""
 
 
 class Stopwatch:
@@ -75,6 +80,8 @@ class Measured:
         job: Its name.
         log_id: Hex.
         items: Raw items in all sources; None = not known before they are read.
+        epoch_draws: Draws of an epoch, where `where` or `sample_ratio` makes other ones of these;
+            else None.
         lanes: Lanes.
         batches: Batches in the log; None if it is endless, or not counted yet.
         epochs: As in the job; None if it is endless.
@@ -108,6 +115,7 @@ class Measured:
     lanes: int
     batches: int | None
     epochs: int | None
+    epoch_draws: int | None = None
     items_run: int = 0
     batches_run: int = 0
     ms: dict[str, float] = field(default_factory=dict)
@@ -172,6 +180,7 @@ def examine(
         lanes=job.lanes,
         batches=order.batches,
         epochs=job.epochs,
+        epoch_draws=_epoch_draws(job),
         workers=workers,
         shares=job.shares(),
     )
@@ -250,6 +259,15 @@ def examine(
 
     found.warnings += purity.find_dependences(job, ours, gather)
     return found
+
+
+def _epoch_draws(job: Job) -> int | None:
+    """Return the draws of an epoch over all sets of roles, where these are not the items."""
+    distributors = [roles.distributor for roles in job.role_sets]
+    if not all(isinstance(distributor, MapDistributor) for distributor in distributors):
+        return None  # a mixture has no epoch, but each of its parts
+    drawn = sum(distributor.epoch_draws(1) or 0 for distributor in distributors)
+    return None if drawn == job.items else drawn
 
 
 def _outcomes(items: Items, refs: Sequence[ItemRef]) -> list[Outcome]:
@@ -410,24 +428,25 @@ def _pool_parameter(batcher: SampleBatcher) -> str:
 
 def warnings_of_lanes(roles: RoleSet) -> list[str]:
     """Return what is to be said of the number of items for the lanes that draw from them."""
-    items = roles.items
-    if items is None or roles.planned is not None:
+    drawn = roles.distributor.epoch_draws(1)
+    if roles.items is None or drawn is None or roles.planned is not None:
         return []  # the length of a stream is unknown, and planned lanes have no pools
+    what = f"{drawn:,} {'items' if drawn == roles.items else 'draws of an epoch'}"
     pool, lanes, of = roles.batcher.chooses_from(), roles.lanes, ""
     if roles.name:
         of = f" of {roles.name!r}"
     # Of a single epoch nothing mixes: a small validation set may have as many lanes as it likes.
-    if pool is not None and roles.epochs != 1 and items / lanes < POOLS_PER_LANE * pool:
-        fewer = max(1, items // (POOLS_PER_LANE * pool))
+    if pool is not None and roles.epochs != 1 and drawn / lanes < POOLS_PER_LANE * pool:
+        fewer = max(1, drawn // (POOLS_PER_LANE * pool))
         return [
-            f"{items:,} items over {lanes} lanes{of} are {items / lanes:.1f} per lane, fewer than "
+            f"{what} over {lanes} lanes{of} are {drawn / lanes:.1f} per lane, fewer than "
             f"{POOLS_PER_LANE} pools of {pool}: epochs mix in a pool; lanes: {fewer} or a smaller "
             f"{_pool_parameter(roles.batcher)} suits this data"
         ]
-    if items < lanes:
+    if drawn < lanes:
         return [
-            f"{items:,} items over {lanes} lanes{of}: some lanes have none in an epoch; "
-            f"lanes: {max(1, items // 4)} suits this data"
+            f"{what} over {lanes} lanes{of}: some lanes have none in an epoch; "
+            f"lanes: {max(1, drawn // 4)} suits this data"
         ]
     return []
 
@@ -451,10 +470,11 @@ def _warnings(job: Job, found: Measured) -> list[str]:
             f"what {found.workers} workers give together was not measured: {found.together.why_not}"
         )
     if found.efficiency is not None and found.efficiency < 0.9:
-        warnings.append(
-            f"{1 - found.efficiency:.0%} of the tokens are padding: a packing batcher (best_fit) "
-            "or a larger pool_size wastes less"
-        )
+        pads = any(isinstance(roles.batcher, PADS_EACH) for roles in job.role_sets)
+        remedy = "a packing batcher (best_fit) or a larger pool_size wastes less"
+        if not pads:
+            remedy = "more items for each lane, or a larger pool, waste less"
+        warnings.append(f"{1 - found.efficiency:.0%} of the tokens are padding: {remedy}")
     return warnings
 
 

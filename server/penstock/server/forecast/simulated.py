@@ -130,9 +130,10 @@ def _notes(
     """Yield what the figures are not."""
     if not is_all:
         these = "this epoch" if epochs == 1 else f"these {epochs:,} epochs"
+        held_too = f", and the {held:,} samples that batchers hold come in the next" if held else ""
         yield (
             f"the log goes on after {these}: batches that its draws did not finish are not "
-            f"counted, and the {held:,} samples that batchers hold come in the next"
+            f"counted{held_too}"
         )
         if beyond:
             yield (

@@ -133,7 +133,7 @@ def check_inputs(url: str, inputs: Mapping[str, Any], roles: RoleSet, seed: int)
     if differs := differences(inputs, index_inputs(roles, seed)):
         raise InvalidJob(
             f"the index {url!r} does not fit this job: {differs[0]} differs; make it anew with "
-            "`penstockd index FILE JOB --force`, or name another file in plan.index",
+            "`penstockd index FILE JOB --force`, or name another in plan.index or by --index",
             key="plan.index",
         )
 

@@ -6,7 +6,7 @@ import glob
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from penstock.server.roles.base import IndexedSource, RawItem
 from penstock.server.sources import BUILTIN_SOURCES
 from penstock.server.sources.kinds import COMPRESSED, kind_of
 from penstock.server.sources.kinds import KINDS as SOURCES
-from penstock.wire.errors import InvalidRequest
+from penstock.wire.errors import BadItem, InvalidJob, InvalidRequest
 from penstock.wire.nearest import hint
 
 _TOKENIZER = "tokenizer.json"
@@ -40,6 +40,9 @@ END_TOKENS = (
 
 LOOKED_AT = 64
 """Items that are read to guess columns."""
+
+MAX_OBJECT_BYTES = 1 << 20
+"""A larger file is taken for rows without a look: no list of data sets is as long."""
 
 POOL_SIZE, BATCH_SIZE = 64, 8
 
@@ -127,12 +130,10 @@ def guess(
     base = Path(os.path.abspath(base))
     notes: list[str] = []
     spec, folders = _source(paths, base, notes)
-    source: IndexedSource = build(
-        KINDS["source"], spec, Location(" ".join(paths), base, ("source",))
-    )
+    source = _opened(spec, paths, base)
     try:
         count = len(source)
-        looked = source.fetch(range(min(LOOKED_AT, count)))
+        looked = _readable(source, range(min(LOOKED_AT, count)), notes)
     finally:
         source.close()
     found = Guess(spec, count, batch_size=batch_size, notes=notes)
@@ -160,6 +161,56 @@ def guess(
         found.max_tokens = max_tokens
     packs = found.gives_tokens and batch_size is None
     found.lanes = _lanes(count, 4 * (POOL_SIZE if packs else batch_size or BATCH_SIZE))
+    return found
+
+
+def _opened(spec: dict[str, Any], paths: Sequence[str], base: Path) -> IndexedSource:
+    """Return the source of a section.
+
+    Raises:
+        InvalidRequest: It needs a parameter that nobody can guess.
+        InvalidJob: The data cannot be opened.
+    """
+    named = " ".join(paths)
+    try:
+        source: IndexedSource = build(KINDS["source"], spec, Location(named, base, ("source",)))
+    except InvalidJob as error:
+        of_source = error.__cause__
+        if not isinstance(of_source, InvalidJob) or of_source.key != "source.eos":
+            raise
+        raise InvalidRequest(
+            f"{named} is one row of ids, and nothing says where documents end: write the job file "
+            "by hand, with source: {type: tokens, files: ..., eos: ID}, or sequence_length: N in "
+            "place of eos; docs/sources.md shows it",
+            field="path",
+            value=named,
+        ) from None
+    return source
+
+
+def _readable(source: IndexedSource, items: Sequence[int], notes: list[str]) -> list[RawItem]:
+    """Return the items that can be read, and note what is wrong with the others.
+
+    Raises:
+        BadItem: None of them can; the first one's.
+    """
+    try:
+        return list(source.fetch(items))
+    except BadItem:
+        found: list[RawItem] = []
+    failed: list[BadItem] = []
+    for index in items:
+        try:
+            found += source.fetch([index])
+        except BadItem as error:
+            failed.append(error)
+    if not found:
+        raise failed[0]
+    why = " ".join((failed[0].reason or failed[0].message).split())  # a comment is one line
+    notes.append(
+        f"{len(failed)} of the first {len(items)} items cannot be read, and on_item_error: stop "
+        f"stops there: {why}"
+    )
     return found
 
 
@@ -291,10 +342,31 @@ def _kind(file: Path) -> str:
     if found == "json":
         with file.open("rb") as stream:
             head = stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
-        return "json" if head.startswith(b"[") else "jsonl"
+        if head.startswith(b"["):
+            return "json"
+        _refuse_object(file)
+        return "jsonl"
     if file.suffix == ".bin" and not file.with_suffix(".idx").exists():
         return "text"  # if it is, and not ids whose dtype nobody knows
     return found or "text"
+
+
+def _refuse_object(file: Path) -> None:
+    """Refuse a file of a single JSON object, such as a list of data sets."""
+    if file.stat().st_size > MAX_OBJECT_BYTES:
+        return
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError:
+        return  # an object on each line, if they are right
+    if isinstance(found, dict):
+        raise InvalidRequest(
+            f"{file} is one JSON object, and rows of data are an array or an object on each line: "
+            "if it lists data sets, write the job file by hand, with source: {type: meta, file: "
+            "...}; docs/sources.md shows it",
+            field="path",
+            value=str(file),
+        )
 
 
 def _refuse_binary(file: Path) -> None:
@@ -408,7 +480,7 @@ def _length(item: RawItem, column: str | None) -> int:
     value = item.get(column) if isinstance(item, Mapping) and column is not None else None
     if value is not None and _is_chat(value):
         return sum(len(str(turn.get("content") or turn.get("value") or "")) for turn in value)
-    return len(value) if value is not None else 0
+    return len(value) if isinstance(value, Sized) else 0  # one item may hold a number
 
 
 def _lanes(items: int, per_lane: int) -> int:

@@ -140,8 +140,8 @@ class FileSet:
                 )
             if not matches:
                 raise InvalidJob(
-                    f"no file matches {pattern!r}: check the path; in a job file it is relative to "
-                    "the job file",
+                    f"no file matches {pattern!r}: check the path; in a job file, or in a meta "
+                    "file, it is relative to that file",
                     key=self._key,
                     pattern=pattern,
                 )
