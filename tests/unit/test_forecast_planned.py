@@ -517,3 +517,39 @@ def test_options_that_a_planned_job_has_no_use_for_are_refused(tmp_path: Path) -
         report(job, (4, "option"), [2], (2,))
     with pytest.raises(InvalidRequest, match="--index names an index"):
         report(job, (4, "option"), [2], (), None, ["other.index"])
+
+
+class Spelled(RawItemProcessor):
+    """Makes as many ids as are asked for, and counts them."""
+
+    version = 1
+    uses_global_rng = False
+    made = 0
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Return a sample of `n` ids."""
+        Spelled.made += raw["n"]
+        return {"input_ids": list(range(raw["n"]))}
+
+
+@pytest.mark.parametrize("packer", ["decreasing", "concat", "cut"])
+def test_what_is_processed_for_each_piece_is_told(packer: str, tmp_path: Path) -> None:
+    """As often as making the batches does it."""
+    data = ItemsSource([{"n": 5 if n % 3 else 200} for n in range(90)])
+
+    def built(plan: Plan | None) -> Job:
+        batcher = PACKERS[packer].clone()
+        return Job(data, None, Spelled(), batcher, PackedCollator(), plan=plan, epochs=1, lanes=4)
+
+    job = with_plan(built, tmp_path / "sizes.index", {})
+    found = planned(job)
+    Spelled.made = 0
+    for lane in range(4):
+        line = Line(job, lane)
+        for _ in range(job.known_end(lane) or 0):
+            line.make(line.advance())
+
+    times = Spelled.made / sum(item["n"] for item in data.fetch(range(90)))
+    told = [note for note in found.notes if note.startswith("the pieces of a long sample")]
+    assert bool(told) == (times > 1.2) == (packer != "cut")
+    assert all(f"{times:.1f} times the processing" in note for note in told)

@@ -23,6 +23,9 @@ from penstock.server.role_set import RoleSet
 from penstock.server.roles.filling import BatchSizes, Numbers
 from penstock.wire.errors import BadBatch
 
+MUCH = 1.2
+"""That samples are processed several times is told from so many times the processing on."""
+
 AddUp = Callable[[RoleSet, Sequence[WindowKey], int], WindowFigures]
 """Adds up windows, as `add_up` does."""
 
@@ -70,7 +73,10 @@ def figures_of_planned(job: Job, epochs: int | None = None, add: AddUp = add_up)
         0,
         sources,
         is_planned=True,
-        notes=tuple(_notes(log, found, drawn, is_all, tally.batches - positions)),
+        notes=(
+            *_processed(roles, found),
+            *_notes(log, found, drawn, is_all, tally.batches - positions),
+        ),
     )
 
 
@@ -152,6 +158,17 @@ def _by_position(
     if not is_all:
         order = order[: _gapless(log, roles, 1)]
     return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
+
+
+def _processed(roles: RoleSet, found: WindowFigures) -> Iterator[str]:
+    """Yield that samples are processed for each batch with a piece of them, where it is much."""
+    if found.processed > MUCH * found.once and not roles.columns:
+        yield (
+            "the pieces of a long sample come in batches of their own, which each process all of "
+            f"it: that takes {found.processed / found.once:.1f} times the processing of an epoch "
+            "without a plan; split such documents before, plan from ready token ids, or leave the "
+            "plan out"
+        )
 
 
 def _notes(

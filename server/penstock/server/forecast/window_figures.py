@@ -38,6 +38,9 @@ class WindowFigures:
     Attributes:
         tally: Of all batches, of each of the epochs.
         samples, tokens: By source, of what is in batches.
+        once: Tokens of the samples that have pieces in batches, all of each.
+        processed: The same, of one with pieces in several batches for each of these: making a batch
+            processes its samples.
         counts: Of the items and samples that are not, in one epoch.
         costs: By window, its costs by name, in the first of the epochs.
         by_chance: Which sample is left out, or split, differs from epoch to epoch.
@@ -48,6 +51,7 @@ class WindowFigures:
         self.names, self.tally = list(names), Tally()
         self.samples = np.zeros(len(names), np.int64)
         self.tokens = np.zeros(len(names), np.int64)
+        self.once = self.processed = 0
         self.counts: Counter[str] = Counter()
         self.costs: dict[WindowKey, dict[str, npt.NDArray[Any]]] = {}
         self.by_chance = False
@@ -58,6 +62,8 @@ class WindowFigures:
         self.tally.merge(other.tally)
         self.samples += other.samples
         self.tokens += other.tokens
+        self.once += other.once
+        self.processed += other.processed
         self.counts.update(other.counts)
         self.costs.update(other.costs)
         self.by_chance |= other.by_chance
@@ -74,6 +80,7 @@ class WindowFigures:
         told = {
             "names": self.names,
             "counts": self.counts,
+            "processed": [self.once, self.processed],
             "by_chance": self.by_chance,
             "misfits": self.misfits,
         }
@@ -91,6 +98,7 @@ class WindowFigures:
             found = cls(told["names"])
             found.counts, found.by_chance = Counter(told["counts"]), told["by_chance"]
             found.samples, found.tokens = arrays["samples"], arrays["tokens"]
+            found.once, found.processed = told["processed"]
             found.misfits = [
                 (Misfit(*misfit), (group, window), epoch)
                 for misfit, (group, window), epoch in told["misfits"]
@@ -153,6 +161,9 @@ def add_up(
             if misfit is not None:
                 found.misfits.append((misfit, key, epoch))
             _count_sources(found, samples, slots, sizes)
+            once, processed = _processed(samples.sizes, slots, packed)
+            found.once += once
+            found.processed += processed
             if epoch == 0:
                 found.costs[key] = _costs(columns, packed, sized)
         tell(key)
@@ -170,6 +181,25 @@ def _split_by_place(samples: Samples, packed: PackedWindow) -> bool:
     sizes, pieces = samples.sizes[some], pieces[some]
     order = np.argsort(sizes, kind="stable")
     return bool(((np.diff(sizes[order]) == 0) & (np.diff(pieces[order]) != 0)).any())
+
+
+def _processed(whole: Numbers, slots: Numbers, packed: PackedWindow) -> tuple[int, int]:
+    """Return the tokens of the samples in batches, each once, and each for every batch it is in.
+
+    Args:
+        whole: int64 (n,): the sizes of a window's samples.
+        slots: The sample of each piece, batch by batch.
+        packed: How many pieces each batch has.
+    """
+    pieces = np.bincount(slots, minlength=len(whole))
+    once = int(whole[pieces > 0].sum())
+    several = np.flatnonzero(pieces[slots] > 1)
+    if not len(several):
+        return once, once
+    of_batch = np.diff(packed.rows[packed.batches])
+    batches = np.repeat(np.arange(len(of_batch)), of_batch)[several]
+    pairs = np.unique(np.stack([batches, slots[several]]), axis=1)
+    return once, int(whole[pieces == 1].sum() + whole[pairs[1]].sum())
 
 
 def _count_sources(found: WindowFigures, samples: Samples, slots: Numbers, sizes: Numbers) -> None:
