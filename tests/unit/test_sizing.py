@@ -76,6 +76,14 @@ def test_a_rate_tells_its_median_its_mean_and_its_middle() -> None:
     assert slow.safe == slow.mean == 30
 
 
+@pytest.mark.parametrize(("low", "high"), [(150.0, 180.0), (40.0, 60.0)])
+def test_the_range_holds_the_rate_that_workers_are_counted_by(low: float, high: float) -> None:
+    """Where a few windows are far from all others, that of the whole lies outside of theirs."""
+    found = size(100, 3, core=core(low=low, high=high))
+
+    assert found.workers_low <= 3 <= found.workers_high
+
+
 @pytest.mark.parametrize("ranks", range(1, 9))
 def test_workers_give_what_is_needed_with_head_room_and_one_less_does_not(ranks: int) -> None:
     """For every rate of a rank up to that of 16 workers; no worker more than each node has."""

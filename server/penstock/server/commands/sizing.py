@@ -182,9 +182,11 @@ def size_of(needed: Needed, core: OneCore, machine: Machine, has: Lanes, memory:
         if takes.stalled * MIB <= machine.memory_bytes or workers == 1:
             break
         nodes, limit = nodes + max(1, nodes // 10), "memory"
+    # The rate of a whole measurement may lie outside of those of most of its windows.
+    low, high = min(core.low, core.rate), max(core.high, core.rate)
     return Size(
-        workers_low=needed.per_s / (core.high * core.together),
-        workers_high=needed.per_s / (core.low * core.together),
+        workers_low=needed.per_s / (high * core.together),
+        workers_high=needed.per_s / (low * core.together),
         cores=math.ceil(_up(wanted * core.cores)),
         nodes=nodes,
         workers_per_node=workers,
