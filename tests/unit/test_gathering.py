@@ -12,20 +12,21 @@ from harness import StubReader, open_channel
 from penstock.client import Limits, Loader
 from penstock.server.node.entry import Entry, Key
 from penstock.server.rpc import gathering
-from penstock.server.rpc.gathering import GATHER_S, Parcel, gathers_until
+from penstock.server.rpc.gathering import GATHER_S, GATHER_SHARE, Parcel, gathers_until
 from penstock.wire import CHUNK_BYTES
 from penstock.wire.errors import BadItem, DataTimeout, StaleGeneration
 from penstock.wire.v1 import feed_pb2
 from unit.relay import Relay
 from unit.served import ServedNode, wait_until
 
-NOW = 1000.0
+LONG_AGO, NOW = 0.0, 1000.0
 
 
 @pytest.fixture
 def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let batches wait for each other for longer than any test runs: what comes was flushed."""
     monkeypatch.setattr(gathering, "GATHER_S", 3600.0)
+    monkeypatch.setattr(gathering, "GATHER_SHARE", float("inf"))
 
 
 @contextmanager
@@ -46,14 +47,20 @@ def positions(reader: StubReader, count: int) -> list[int]:
 def test_batches_wait_until_half_of_what_is_accepted_is_here(accepted: int) -> None:
     """Up to there the last message's age decides; from there on nothing waits."""
     for gathered in range(1, accepted + 1):
-        until = gathers_until(NOW, gathered, accepted - gathered)
+        until = gathers_until(LONG_AGO, NOW, gathered, accepted - gathered)
 
         assert until == (NOW + GATHER_S if 2 * gathered < accepted else NOW)
 
 
 def test_nothing_waits_after_a_pause() -> None:
-    assert gathers_until(NOW - GATHER_S, 1, 100) <= NOW
-    assert gathers_until(-float("inf"), 1, 100) <= NOW
+    assert gathers_until(LONG_AGO, NOW - GATHER_S, 1, 100) <= NOW
+    assert gathers_until(LONG_AGO, -float("inf"), 1, 100) <= NOW
+
+
+@pytest.mark.parametrize("age_s", [0.0, 0.01, 0.5])
+def test_a_young_stream_waits_for_a_share_of_its_age(age_s: float) -> None:
+    """At a run's start the first batches come as soon as they are made."""
+    assert gathers_until(NOW - age_s, NOW, 1, 100) == pytest.approx(NOW + GATHER_SHARE * age_s)
 
 
 def entry(body_bytes: int) -> Entry:

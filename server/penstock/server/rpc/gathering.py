@@ -16,7 +16,12 @@ loop that waits for data waits no longer in all, as the batches that come togeth
 after another."""
 
 
-def gathers_until(wrote_at: float, gathered: int, missing: int) -> float:
+GATHER_SHARE = 0.1
+"""It is not older than this share of what the stream had lasted when it was sent: what starts waits
+for its first batches."""
+
+
+def gathers_until(opened_at: float, wrote_at: float, gathered: int, missing: int) -> float:
     """Return until when small batches wait for others to share their message.
 
     A message costs as much as several of them, on both sides, and where batches come one by one
@@ -25,14 +30,17 @@ def gathers_until(wrote_at: float, gathered: int, missing: int) -> float:
     waits for nothing.
 
     Args:
-        wrote_at: When the stream's last message was sent, in seconds.
+        opened_at: When the stream was opened, in seconds.
+        wrote_at: When its last message was sent; -inf = none was.
         gathered: How many batches are here.
         missing: How many more the consumer accepts, none of which can be sent yet.
 
     Returns:
-        A time on the clock of `wrote_at`; one that has passed = send at once.
+        A time on their clock; one that has passed = send at once.
     """
-    return wrote_at + GATHER_S if gathered < missing else wrote_at
+    if gathered >= missing:
+        return wrote_at
+    return wrote_at + min(GATHER_S, GATHER_SHARE * (wrote_at - opened_at))
 
 
 class Parcel:
@@ -82,4 +90,4 @@ class Parcel:
         return self._first_bytes <= self.room_bytes
 
 
-__all__ = ["GATHER_S", "Parcel", "gathers_until"]
+__all__ = ["GATHER_S", "GATHER_SHARE", "Parcel", "gathers_until"]

@@ -191,7 +191,8 @@ class Sender:
                 return
             if stream.error is not None or self._draining.is_set() or self._listening.done():
                 return
-            until = gathers_until(stream.wrote_at, len(parcel.content), len(reader.pending))
+            here, missing = len(parcel.content), len(reader.pending)
+            until = gathers_until(stream.opened_at, stream.wrote_at, here, missing)
             left = until - time.monotonic()
             if left <= 0 or not parcel.expects_more:
                 return

@@ -50,7 +50,8 @@ class Stream:
         ending: Why it ended, in a word or two, where it has.
         finished_step: The first step that the consumer has not finished, as it says here or by a
             commit.
-        wrote_at: When a batch was written last, of the monotonic clock; -inf = none was.
+        opened_at: When it was opened, of the monotonic clock.
+        wrote_at: When a batch was written last, of the same; -inf = none was.
         lender: Lends it bodies; None = they are sent.
         holds: It was told of that it holds as much as may be lent to it.
     """
@@ -71,7 +72,7 @@ class Stream:
         self.waiting_since: float | None = None
         self.waited_s = 0.0
         self.wrote_at = -math.inf
-        self._opened_at = time.monotonic()
+        self.opened_at = time.monotonic()
         self._widest = CHUNK_BYTES // 2  # body bytes of the largest message so far, or this
 
     def chunk_bytes(self, header_bytes: int, body_bytes: int) -> int:
@@ -146,7 +147,7 @@ class Stream:
             "step": self.reader.share.step(self.reader.head),
             "finished_step": self.finished_step,
             "sent_batches": self.reader.sent_batches,
-            "after_s": round(time.monotonic() - self._opened_at, 3),
+            "after_s": round(time.monotonic() - self.opened_at, 3),
         }
 
     def status(self) -> dict[str, Any]:
