@@ -55,7 +55,7 @@ class Numbers(IndexedSource):
 
     Args:
         length: How many.
-        block: Items of a storage block, each of 4 KB; None = there are no blocks.
+        block: How many items of 4 KB a storage block holds; None = there are no blocks.
     """
 
     version = 1

@@ -161,6 +161,15 @@ def test_an_item_that_fails_is_named(tmp_path: Path, two_cores: Command) -> None
     assert "ValueError: cannot be decoded" in last
 
 
+def wait_for_the_last_block(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until all other blocks are finished, or the command has ended."""
+    eventually(
+        lambda: len([*folder.glob("x.parts/[0-9]*")]) == 4 or process.poll() is not None,
+        200.0,
+        "all blocks but the last one are finished",
+    )
+
+
 def test_a_killed_command_goes_on(tmp_path: Path, two_cores: Command) -> None:
     """Of five blocks, one core makes four, and two the last one; the killed one's Ray ends, too."""
     gate = tmp_path / "gate"
@@ -172,11 +181,7 @@ def test_a_killed_command_goes_on(tmp_path: Path, two_cores: Command) -> None:
 
     one_core = json.dumps({"CPU": 1})
     with on_ray(*command_in(tmp_path), RAY_OVERRIDE_RESOURCES=one_core) as process:
-        eventually(
-            lambda: len([*tmp_path.glob("x.parts/[0-9]*")]) == 4 or process.poll() is not None,
-            200.0,
-            "all blocks but the last one are finished",
-        )
+        wait_for_the_last_block(tmp_path, process)
         process.kill()
         _, said = process.communicate()
 
@@ -197,11 +202,7 @@ def test_a_stopped_command_ends_its_ray(tmp_path: Path) -> None:
 
     one_core = json.dumps({"CPU": 1})
     with on_ray(*command_in(tmp_path), RAY_OVERRIDE_RESOURCES=one_core) as process:
-        eventually(
-            lambda: len([*tmp_path.glob("x.parts/[0-9]*")]) == 4 or process.poll() is not None,
-            200.0,
-            "all blocks but the last one are finished",
-        )
+        wait_for_the_last_block(tmp_path, process)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
 

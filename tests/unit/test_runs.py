@@ -377,12 +377,13 @@ class Failing(NumberedDraws):
     """A user's draws that come together, one of which fails once."""
 
     fails_at: ClassVar[int | None] = None
+    error: ClassVar[Exception] = SourceUnavailable("away")
 
     def next(self) -> ItemRef | None:
         """Fail where it is told to."""
         if self.k == Failing.fails_at:
             Failing.fails_at = None
-            raise SourceUnavailable("away")
+            raise self.error
         return super().next()
 
     def run(self, count: int) -> list[ItemRef]:
@@ -427,6 +428,24 @@ def test_a_draw_that_fails_takes_nothing(fails_at: int) -> None:
         return found
 
     assert stops(fails_at) == stops(None)
+
+
+def test_a_draw_that_fails_names_the_distributor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where draws are taken together."""
+    monkeypatch.setattr(Failing, "error", ValueError("of a user"))
+    monkeypatch.setattr(Failing, "fails_at", 9)
+    job = Job(
+        Told([5] * 90),
+        OfAUser(),
+        None,
+        BestFitPackingBatcher(max_tokens=32),
+        PackedCollator(),
+        lanes=1,
+    )
+    planner = SamplePlanner(job, 0, Items(job))
+
+    with pytest.raises(PenstockError, match=r"OfAUser.* fails on a draw, in lane 0.*of a user"):
+        list(iter(planner.next, None))
 
 
 @pytest.mark.parametrize(

@@ -129,8 +129,8 @@ class BatchPlan(NamedTuple):
 def _rows_to_json(rows: Rows) -> list[Any]:
     """Return rows as columns: most plans have one source, one epoch, first parts and no spans.
 
-    `[samples of each row, sources, indices, epochs, parts, sizes, starts, stops]`, each of the last
-    seven one value where all samples have the same, and else a list; -1 where there is no span.
+    `[samples of each row, sources, indices, epochs, parts, sizes, starts, stops]`, where each of
+    the last seven is a list, or a single value that all samples share; -1 means no span.
     """
     counts = list(map(len, rows))
     refs = list(chain.from_iterable(rows))

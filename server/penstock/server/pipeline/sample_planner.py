@@ -131,9 +131,7 @@ class SamplePlanner:
             except PenstockError:
                 raise
             except BaseException as raised:
-                what = f"{self.roles.distributor.code_of()} fails on a draw, in lane {self.lane},"
-                error = as_exception(raised)
-                raise self.items.failure(error, what, self.lane, self.place) from raised
+                raise self._draw_failure(raised) from raised
             if item is None:
                 self._finish(self.batching.flush(self.place))
                 self.ended = True
@@ -163,10 +161,14 @@ class SamplePlanner:
         try:
             self.draws.step(items, [0] * taken if self._can_seek else sizes)
             undo = None
-        except Exception:
+        except SourceUnavailable:
             if undo is None:
                 raise
-            return False  # the next draw comes alone: there it is tried again, or named
+            return False  # the next draw comes alone: there it is tried again
+        except PenstockError:
+            raise
+        except BaseException as raised:
+            raise self._draw_failure(raised) from raised
         finally:
             if undo is not None:
                 self.draws.restore(undo[0])
@@ -176,6 +178,10 @@ class SamplePlanner:
         self.counters["drawn"] += taken
         self._took(batches, taken)
         return True
+
+    def _draw_failure(self, raised: BaseException) -> PenstockError:
+        what = f"{self.roles.distributor.code_of()} fails on a draw, in lane {self.lane},"
+        return self.items.failure(as_exception(raised), what, self.lane, self.place)
 
     def _draw(self) -> ItemRef | None:
         try:

@@ -102,7 +102,7 @@ def no_column(column: str, columns: Iterable[Any], item: ItemRef | None = None) 
 
 
 def check_unicode(text: str) -> None:
-    """Refuse a text with half a surrogate pair, of which tokenizers only say that it is no text.
+    """Refuse a text with an unpaired surrogate: tokenizers reject it without saying where it is.
 
     Raises:
         ValueError: Says where it is.
