@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -90,6 +91,7 @@ async def test_a_start_that_fails_leaks_nothing(monkeypatch: pytest.MonkeyPatch)
     """As often as the system refuses a process: no file descriptor stays open."""
     worker = WorkerProcess(0, lambda *_: None, lambda *_: None)
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    gc.collect()  # else what earlier tests left may be closed meanwhile
     before = sorted(os.listdir("/proc/self/fd"))
 
     for _ in range(3):
