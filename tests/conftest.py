@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,11 @@ pytest.register_assert_rewrite("penstock.server.testing.store")  # its asserts s
 # each compiles penstock anew, which takes longer than most of what it does.
 for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(_name, None)
+
+# A shell without job control lets what it starts in the background ignore Ctrl-C, and so do the
+# processes that tests start from there: those that are to be interrupted would never end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A machine may be busy: how long an example takes says nothing.
 hypothesis.settings.register_profile("penstock", deadline=None)
@@ -45,9 +52,21 @@ LONGEST = (
     "test_index_command",
     "test_planned",
     "test_matrix",
+    "test_damaged_files",
 )
 """Files that take longest, the longest one first: each runs in one process of several, and the
 others would wait at the end for one that began last. A name that is missing here costs seconds."""
+
+
+HERE = Path(__file__).parent
+THOROUGH = frozenset(HERE.joinpath("thorough.txt").read_text().splitlines())
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what only `make test-all` runs."""
+    name = item.nodeid.removeprefix("tests/")
+    if name in THOROUGH or name.partition("[")[0] in THOROUGH:
+        item.add_marker("thorough")
 
 
 @pytest.hookimpl(trylast=True)
@@ -64,9 +83,26 @@ def pytest_sessionstart() -> None:
 
 def pytest_collection_finish() -> None:
     """Leave out of every later search for garbage what is there now, and stays: 0.2 s each."""
+    global _KNOWN
     gc.collect()
     gc.freeze()
     gc.enable()
+    _KNOWN = len(sys.modules)
+
+
+_KNOWN = 0
+"""Modules that were there when garbage was last left out."""
+
+MANY = 200
+"""Modules that a file may import before what they hold is left out, too."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Leave out what tests have imported since, between two files: it grows to 1 s each."""
+    global _KNOWN
+    if nextitem is not None and nextitem.path != item.path and len(sys.modules) > _KNOWN + MANY:
+        pytest_collection_finish()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -33,6 +33,7 @@ from typing import IO, Any
 
 import nursery
 from penstock.server.environment import FIXED
+from penstock.wire.programs import COMMANDS
 
 ENDED = "ended"
 
@@ -43,7 +44,7 @@ ENDED = "ended"
 def _import() -> None:
     """Import what the commands import, but not the modules that are run as a program."""
     names = [f"penstock.client.commands.{name}" for name in ("cat", "cursors", "ping", "top")]
-    names += [f"penstock.server.commands.{name}" for name in ("check", "init", "serve", "show")]
+    names += [f"penstock.server.commands.{name}" for name in COMMANDS["penstockd"]]
     for name in ("penstock.server.app", "penstock.server.commands.group", *names):
         importlib.import_module(name)
 

@@ -25,8 +25,9 @@ import nursery
 from forge import Forge, Forked
 from invariants import eventually
 from penstock.client.cli import main as penstock
+from penstock.server import said
 from penstock.server.cli import run as penstockd
-from penstock.wire import MAX_MESSAGE_BYTES, PROTOCOL
+from penstock.wire import MAX_MESSAGE_BYTES, PROTOCOL, frame
 from penstock.wire.errors import ERROR_METADATA_KEY, PenstockError, decode_error
 from penstock.wire.v1 import cursors_pb2_grpc, feed_pb2, feed_pb2_grpc
 
@@ -305,7 +306,7 @@ class StubReader:
                     assert (chunk.lane, chunk.offset) == (header.lane, header.offset)
                     assert chunk.start == len(body)
                     body += chunk.data
-                if header is not None and len(body) == header.body_bytes:
+                if header is not None and len(body) == frame.sent_bytes(header):
                     yield Delivered(header, bytes(body))
                     header = None
         except grpc.RpcError as error:
@@ -474,12 +475,18 @@ def _own_logging() -> Iterator[None]:
     """Let a command decide, as in a process of its own, where its log goes; put ours back."""
     root = logging.getLogger()
     handlers, level, configured = root.handlers, root.level, structlog.get_config()
+    ours = logging.getLogger("penstock")
+    our_level, hooks = ours.level, (sys.excepthook, threading.excepthook)
     root.handlers = []
     try:
         yield
     finally:
         root.handlers = handlers
         root.setLevel(level)
+        ours.setLevel(our_level)
+        logging.captureWarnings(False)
+        sys.excepthook, threading.excepthook = hooks
+        said.told.clear()
         structlog.configure(**configured)
 
 

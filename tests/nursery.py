@@ -129,6 +129,7 @@ def install(ask: Callable[[bytes, Sequence[int]], int]) -> None:
             "environment": dict(how["env"]),
             "folder": os.getcwd(),
             "own_session": how.get("start_new_session", False),
+            "held_back": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
             "fds": list(how["pass_fds"]),
         }
         with asking:
@@ -234,6 +235,9 @@ def _grow_up(
     if told["own_session"]:
         os.setsid()
     be_called("python")
+    signal.set_wakeup_fd(-1)
+    # As a process that is started inherits it.
+    signal.pthread_sigmask(signal.SIG_SETMASK, told["held_back"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.chdir(told["folder"])

@@ -5,6 +5,7 @@ Only the standard library is imported: interpreters without penstock run this, t
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import time
@@ -17,19 +18,29 @@ def cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def tree_cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a running process and of all below it; NaN without Linux's /proc.
+def own_cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a running process alone; NaN without Linux's /proc.
 
     Raises:
         FileNotFoundError: There is no such process.
     """
     if not Path("/proc/self/stat").exists():
         return float("nan")
-    process = Path(f"/proc/{pid}")
     # After the name, which may hold blanks: state, parent, ..., then utime and stime.
-    fields = (process / "stat").read_text().rpartition(")")[2].split()
-    total = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    for thread in (process / "task").iterdir():
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def tree_cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a running process and of all below it; NaN without Linux's /proc.
+
+    Raises:
+        FileNotFoundError: There is no such process.
+    """
+    total = own_cpu_s(pid)
+    if math.isnan(total):
+        return total
+    for thread in Path(f"/proc/{pid}/task").iterdir():
         for child in (thread / "children").read_text().split():
             total += tree_cpu_s(int(child))
     return total

@@ -3,13 +3,14 @@
 The samples are the documents of the standard library, as ids that lie in memory. `packed` gets the
 rows that `best_fit` makes of them, `padded` four documents as they are drawn, cut at 8,192 tokens,
 or batches of like lengths by `pool`, and `default` four arrays of 8,192. Bytes are those of the
-batch's body, which is what travels, by its tokens without padding. A second table says what a
-trainer makes of a batch that has come, as tensors on the host.
+batch's body, as it travels, by its tokens without padding. A second table says what a trainer makes
+of a batch that has come, as tensors on the host.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,7 +23,8 @@ from packing import document_tokens
 from support import Rounds, corpus, interleaved, median, spread, table
 
 from penstock.client import masks, packed
-from penstock.client.reading.buffers import Lease
+from penstock.client.reading.arrival import Arrival
+from penstock.client.reading.buffers import BufferPool, Lease
 from penstock.client.reading.torch_values import TorchDecoder
 from penstock.server.core.refs import ItemRef, SampleRef, Span
 from penstock.server.roles import BatchCollator
@@ -45,6 +47,9 @@ from penstock.wire import frame
 from penstock.wire.v1 import feed_pb2
 
 ROWS, WIDTH, BATCHES = 4, 8192, 100
+
+POOL = BufferPool(4)
+"""Where bodies land, as in a Loader: in memory that was used before."""
 
 Samples = list[list[dict[str, Any]]]
 """The rows of a batch."""
@@ -180,7 +185,7 @@ def _tokens(rows: Samples) -> int:
 
 def _way(collator: BatchCollator, batches: Sequence[Samples]) -> Way:
     return Way(
-        collator.collate,
+        collator.collate_to_send,
         batches,
         [sum(min(WIDTH, len(one["input_ids"])) for row in b for one in row) for b in batches],
     )
@@ -194,12 +199,14 @@ def _once(way: Way) -> dict[str, float]:
     tokens, nbytes, places, arrival = sum(way.tokens), 0, 0, 0.0
     for rows in way.batches[:10]:
         values = way.collate(rows, CollateContext(7, 0, 0))
-        entries, lease = _sent(values)
-        nbytes += lease.nbytes
-        places += (values["input_ids"] if "input_ids" in values else values["tokens"]).size
-        begin = time.perf_counter()
-        _arrived(entries, lease)
-        arrival += time.perf_counter() - begin
+        header, sent = _sent(values)
+        nbytes += sent.nbytes
+        places += math.prod(
+            (values["input_ids"] if "input_ids" in values else values["tokens"]).shape
+        )
+        begin = time.process_time()
+        _arrived(header, sent)
+        arrival += time.process_time() - begin
     ten = sum(way.tokens[:10])
     return {
         "us": 1e6 * seconds / len(way.batches),
@@ -210,20 +217,24 @@ def _once(way: Way) -> dict[str, float]:
     }
 
 
-def _sent(values: Mapping[str, Any]) -> tuple[frame.Entries, Lease]:
-    """Return a batch as it lies in the memory of a trainer."""
+def _sent(values: Mapping[str, Any]) -> tuple[feed_pb2.BatchHeader, npt.NDArray[np.uint8]]:
+    """Return the header of a batch, and what travels for its body."""
     layout = frame.Layout(values)
-    body = np.zeros(layout.nbytes, np.uint8)
-    crc = frame.write_body(layout, memoryview(body))
+    sent = np.zeros(layout.sent_bytes, np.uint8)
+    crc = frame.write_body(layout, memoryview(sent))
     header = feed_pb2.BatchHeader.FromString(
         frame.write_header(layout, bytes(32), 0, 0, crc, {}, [], False, 0, {})
     )
-    return frame.read_entries(header), Lease(body, [])
+    return header, sent
 
 
-def _arrived(entries: frame.Entries, lease: Lease) -> dict[str, Any]:
-    """Return the values of a batch as a loop gets them."""
-    decoder = TorchDecoder(None)
+def _arrived(header: feed_pb2.BatchHeader, sent: npt.NDArray[np.uint8]) -> dict[str, Any]:
+    """Return the values of a batch as a loop gets them; packed rows are completed."""
+    entries, lease = frame.read_entries(header), Lease(sent, [])
+    if header.HasField("packed"):
+        lease = POOL.lease(header.body_bytes)
+        frame.complete(header.packed, frame.tensors_of(entries), sent, lease.array)
+    decoder = TorchDecoder(None, Arrival())
     return decoder.finish(decoder.begin(entries, lease))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from support import table
 
-from penstock.client.packed import on_cpu, on_device
+from penstock.client.packed import completed, on_device
 
 WIDTH, DOCUMENTS, REPEATS = 8192, 12, 300
 
@@ -27,7 +27,7 @@ def run() -> None:
         for dtype in (torch.int32, torch.int64):
             batch = _batch(height, dtype)
             with_numpy, with_torch = (
-                _us(partial(way, *batch, False)) for way in (on_cpu, on_device)
+                _us(partial(way, *batch, False)) for way in (completed, on_device)
             )
             size = f"{height} x {WIDTH:,}, {dtype}".replace("torch.", "")
             rows.append(

@@ -1,4 +1,4 @@
-"""The first rows of packed lanes: how full they are, and what is drawn for them (decision 0021).
+"""The first rows of packed lanes: how full they are, and what is drawn for them (decision 0036).
 
 The lanes draw the documents of the standard library in the order of a real job, and the real
 batcher packs their lengths; nothing is collated. What a planner looks ahead is not in the count.
@@ -26,10 +26,9 @@ SPANS = ((1, 1), (2, 5), (6, 20), (21, 100), (301, 600))
 POOLS = {
     "64 at once": (64, 64, 1),
     "from 4, after 4 rows": (4, 4, 4),
-    "from 6, after 4 rows": (6, 6, 4),
+    "from 4, each row to 8, then 4": (4, 8, 4),
+    "from 4, each row to 8, then 8": (4, 8, 8),
     "from 6, each row to 10, then 4": (6, 10, 4),
-    "from 8, after 4 rows": (8, 8, 4),
-    "from 8, after each row": (8, 64, 1),
 }
 """How many samples a lane's pool begins with, up to how many it grows after each row, and after how
 many rows it then holds one more."""

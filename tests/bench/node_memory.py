@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from support import HERE, corpus, serving, table, write_job
 
 from penstock.client import Loader
-from penstock.wire import MAX_MESSAGE_BYTES, PROTOCOL
+from penstock.wire import MAX_MESSAGE_BYTES, PROTOCOL, frame
 from penstock.wire.v1 import feed_pb2, feed_pb2_grpc
 
 MIB = 1 << 20
@@ -130,7 +130,7 @@ class Reader:
         complete = 0
         for reply in self._call:
             if reply.HasField("header"):
-                complete, self._last = complete + 1, reply.header.body_bytes
+                complete, self._last = complete + 1, frame.sent_bytes(reply.header)
             if complete == self._count and reply.HasField("chunk"):
                 left = reply.chunk.start + len(reply.chunk.data)
                 if left == self._last:

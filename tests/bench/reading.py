@@ -3,7 +3,8 @@
 The corpus lies in a temporary folder: 512 MiB in row groups of 4 MiB, of bytes that do not
 compress. One table counts what the workers of a node have read in an epoch, by their own count and
 by the kernel's; two compare the order with a single window of 16 blocks that all lanes draw from,
-as it was before reading groups.
+as it was before reading groups. Another counts what is read of a small source and of few large row
+groups, and how well the small one would be mixed if it were dealt to groups.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -30,7 +31,25 @@ from penstock.server.jobs.load import load
 from penstock.server.roles import SimpleBatcher
 from penstock.server.roles.distributors.blocks import BlockOrder
 
-FILES, GROUPS, ROWS, ROW_BYTES = 8, 16, 256, 16384
+
+class Corpus(NamedTuple):
+    """Parquet files of some row groups each, of some rows each."""
+
+    name: str
+    files: int
+    groups: int
+    rows: int
+
+    @property
+    def batches(self) -> int:
+        """Return how many batches an epoch has."""
+        return self.files * self.groups * self.rows // BATCH
+
+
+ROW_BYTES = 16384
+LARGE = Corpus("corpus", 8, 16, 256)
+SMALL = Corpus("small", 1, 32, 64)
+FEW = Corpus("few", 1, 7, 2048)
 LANES, BATCH = 48, 8
 STEPS = (48, 8, 1)
 RUNS = [
@@ -41,26 +60,64 @@ RUNS = [
     ),
     *((f"{workers} workers, shuffle: none", workers, {"shuffle": "none"}) for workers in (1, 2, 4)),
 ]
+SPECIAL = [
+    (f"{what}, {workers} workers", corpus, workers, parameters)
+    for what, corpus, parameters in (
+        ("32 MiB in 32 row groups", SMALL, {}),
+        ("32 MiB, reading_groups: 16", SMALL, {"reading_groups": 16, "window_blocks": 2}),
+        ("224 MiB in 7 row groups", FEW, {}),
+    )
+    for workers in (1, 2, 4, 16)
+]
 
 
 def run() -> None:
     """Print the tables."""
     with tempfile.TemporaryDirectory() as folder:
-        nbytes = write_corpus(Path(folder) / "corpus")
+        sizes = {each: write_corpus(Path(folder), each) for each in (LARGE, SMALL, FEW)}
         rows = [
-            (name, *epoch(Path(folder), nbytes, workers, parameters))
+            (name, *epoch(Path(folder), LARGE, sizes[LARGE], workers, parameters))
             for name, workers, parameters in RUNS
         ]
+        special = [
+            (name, *epoch(Path(folder), corpus, sizes[corpus], workers, parameters))
+            for name, corpus, workers, parameters in SPECIAL
+        ]
+    columns = ("node", "read", "by the kernel", "held MiB", "as stated", "batches/s")
     table(
-        f"An epoch of {nbytes / 2**20:.0f} MiB of Parquet, {FILES * GROUPS} row groups: bytes read "
-        "/ bytes of the corpus (goal: at most 1.15), and decoded blocks in memory",
-        ("node", "read", "by the kernel", "held MiB", "as stated", "batches/s"),
+        f"An epoch of {sizes[LARGE] / 2**20:.0f} MiB of Parquet, {LARGE.files * LARGE.groups} row "
+        "groups: bytes read / bytes of the corpus (goal: at most 1.15), and decoded blocks in "
+        "memory",
+        columns,
         rows,
     )
-    mixed = [(name, *mixing(order, held)) for name, order, held in orders()]
+    table(
+        "The first epoch of a small source, which every worker reads once and keeps, and of few "
+        "row groups, of which two workers read each that lies on a border",
+        columns,
+        special,
+    )
+    small = [256] * 32
+    mix(512, orders([256] * 512))
+    mix(
+        32,
+        [
+            (name, BlockOrder(small, groups, window, 7, 0, "main"), 32)
+            for name, groups, window in (
+                ("full shuffle, as by default", 1, 32),
+                ("4 groups of 8", 4, 8),
+                ("16 groups of 2", 16, 2),
+            )
+        ],
+    )
+
+
+def mix(blocks: int, orders: Iterable[tuple[str, Any, int]]) -> None:
+    """Print how well some orders of a source of blocks of 256 rows mix it."""
+    mixed = [(name, *mixing(order, held, 256 * blocks)) for name, order, held in orders]
     title = (
-        f"How well an epoch is mixed: {LANES} lanes, 512 blocks of 256 rows, batches of {BATCH}; "
-        "distance in the source / distance by chance"
+        f"How well an epoch is mixed: {LANES} lanes, {blocks} blocks of 256 rows, batches of "
+        f"{BATCH}; distance in the source / distance by chance"
     )
     distances = ("order", "held", "global draws", "a lane's draws")
     table(title, distances, [row[:4] for row in mixed])
@@ -72,16 +129,17 @@ def run() -> None:
     )
 
 
-def write_corpus(folder: Path) -> int:
-    """Write the corpus; return its bytes."""
+def write_corpus(above: Path, corpus: Corpus) -> int:
+    """Write a corpus; return its bytes."""
+    folder = above / corpus.name
     folder.mkdir()
     random = np.random.default_rng(7)
-    for number in range(FILES):
+    for number in range(corpus.files):
         schema = pa.schema([("data", pa.binary())])
         path = folder / f"{number:03}.parquet"
         with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
-            for _ in range(GROUPS):
-                rows = [random.bytes(ROW_BYTES) for _ in range(ROWS)]
+            for _ in range(corpus.groups):
+                rows = [random.bytes(ROW_BYTES) for _ in range(corpus.rows)]
                 writer.write_table(pa.table({"data": pa.array(rows, pa.binary())}))
     pq.write_table(
         pa.table({"data": [random.bytes(8)] * 4 * LANES * BATCH}), folder.with_name("first.parquet")
@@ -92,11 +150,13 @@ def write_corpus(folder: Path) -> int:
 # --- what is read and held ------------------------------------------------------------------------
 
 
-def epoch(folder: Path, nbytes: int, workers: int, parameters: dict[str, Any]) -> Sequence[str]:
+def epoch(
+    folder: Path, corpus: Corpus, nbytes: int, workers: int, parameters: dict[str, Any]
+) -> Sequence[str]:
     """Read one epoch; return what it took."""
     job = {
         "lanes": LANES,
-        "source": {"type": "parquet", "files": str(folder / "corpus/*.parquet")},
+        "source": {"type": "parquet", "files": str(folder / corpus.name / "*.parquet")},
         "distributor": {"type": "map", **parameters},
         # Batches are planned from what was processed, as with a tokenizer.
         "batcher": {"type": f"{Path(__file__).resolve()}:Looking", "batch_size": BATCH},
@@ -109,12 +169,12 @@ def epoch(folder: Path, nbytes: int, workers: int, parameters: dict[str, Any]) -
     file = write_job(folder, {"job": job, "first": first}, metrics=f"127.0.0.1:{port}")
     with serving(file, "--workers", str(workers)) as (address, process):
         children = psutil.Process(process.pid).children()
+        assert len(children) == workers
         with Loader(address, "first", prefetch=2) as loader:
             for batch in loader:
                 del batch
         before = sum(map(read_chars, children))
         with Loader(address, "job", prefetch=2) as loader, peak(children) as held:
-            batches = FILES * GROUPS * ROWS // BATCH
             begin = time.perf_counter()
             for batch in loader:
                 del batch
@@ -129,7 +189,7 @@ def epoch(folder: Path, nbytes: int, workers: int, parameters: dict[str, Any]) -
         f"{kernel / nbytes:.3f}",
         f"{held[0] / 2**20:.0f}",
         f"{stated / 2**20:.0f}",
-        f"{batches / took_s:.0f}",
+        f"{corpus.batches / took_s:.0f}",
     )
 
 
@@ -199,9 +259,8 @@ class OneWindow:
         return self._items[position]
 
 
-def orders() -> Iterator[tuple[str, Any, int]]:
+def orders(sizes: Sequence[int]) -> Iterator[tuple[str, Any, int]]:
     """Yield orders of the same blocks, with how many of them each holds at a time."""
-    sizes = [256] * 512
     yield "full shuffle", Permutation(256 * 512, 7), 512
     yield "one window of 16 (before)", OneWindow(sizes, 16), 32
     for groups, window in ((48, 2), (16, 2), (24, 4), (48, 4), (16, 8), (48, 16), (16, 16)):
@@ -209,9 +268,8 @@ def orders() -> Iterator[tuple[str, Any, int]]:
         yield f"{groups} groups, windows of {window}", order, groups * (window + 1)
 
 
-def mixing(order: Any, held: int) -> Sequence[str]:
-    """Return the measures of one order."""
-    count = 256 * 512
+def mixing(order: Any, held: int, count: int) -> Sequence[str]:
+    """Return the measures of one order of so many rows."""
     items = np.array([order[position] for position in range(count)])
     # As lanes draw them: batch n of a lane, BATCH draws of it.
     usable = count - count % (LANES * BATCH)

@@ -8,7 +8,7 @@ noisy. How to read them:
 * A figure is the median of its rounds, and the range beside it goes from the worst to the best.
   `1.20x of` another way is the median of the ratios of both within one round. Where ranges
   overlap, two medians say little.
-* Everything is started as its users start it: no allocator is tuned, and each has the depth of
+* Everything is started as its users start it: each has the allocator and the depth of
   prefetching that it has by itself. A row or a title that changes such a setting says so, for all
   ways alike.
 * `trainer` is the CPU time of the process that trains: it is taken from the training loop.
@@ -18,8 +18,9 @@ noisy. How to read them:
   TensorFlow, or where this one has it; else its row says `none`:
   `python -m venv /tmp/tf && /tmp/tf/bin/pip install tensorflow-cpu`, then
   `BENCH_TF_PYTHON=/tmp/tf/bin/python make bench NAMES=transfer`.
-* Grain and Energon are measured where they are installed, or where `BENCH_GRAIN_PYTHON` and
-  `BENCH_ENERGON_PYTHON` name interpreters that have them: `text.py` says beside what.
+* Grain, Energon and SPDL are measured where they are installed, or where `BENCH_GRAIN_PYTHON`,
+  `BENCH_ENERGON_PYTHON` and `BENCH_SPDL_PYTHON` name interpreters that have them: `text.py` and
+  `columns.py` say beside what.
 """
 
 from __future__ import annotations
@@ -32,17 +33,22 @@ import time
 
 from support import ROUNDS, SEED
 
-from penstock.server.resources import usable_cpus
+from penstock.wire.resources import usable_cpus
 
 NAMES = (
     "packing",
     "plan",
     "batchers",
     "first_rows",
+    "later",
     "text",
+    "allocators",
+    "arriving",
+    "pinned",
     "columns",
     "completing",
     "transfer",
+    "tls",
     "small_batches",
     "prefetch",
     "batch_sizes",
@@ -51,12 +57,14 @@ NAMES = (
     "resume",
     "memory",
     "reading",
+    "finite",
     "distributors",
     "processors",
     "collators",
     "node_memory",
     "sizing",
     "many_lanes",
+    "flood",
     "index",
     "sources",
 )

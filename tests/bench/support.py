@@ -14,6 +14,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -120,6 +121,15 @@ def in_child(module: str, *arguments: str, python: str = sys.executable) -> dict
         raise RuntimeError(done.stderr)
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
+
+
+def python_with(name: str, package: str) -> str | None:
+    """Return an interpreter that has another loader: BENCH_NAME_PYTHON, or this one; or None."""
+    try:
+        is_here = find_spec(package) is not None
+    except ModuleNotFoundError:  # of what it lies in
+        is_here = False
+    return os.environ.get(f"BENCH_{name.upper()}_PYTHON") or (sys.executable if is_here else None)
 
 
 # --- rounds and what is said of them ------------------------------------------------------------

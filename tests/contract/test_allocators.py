@@ -1,4 +1,4 @@
-"""What allocators of bodies' memory hold to: plain memory, and pinned where CUDA is present."""
+"""What allocators of bodies' memory hold to: plain memory, a simulated device's, and CUDA's."""
 
 from __future__ import annotations
 
@@ -7,26 +7,38 @@ import itertools
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from penstock.client.device.driver import Driver
+from penstock.client.device.pinned import PinnedMemory
 from penstock.client.reading.buffers import Allocator, BufferPool, Lease
-from penstock.client.reading.torch_device import PinnedMemory
+from penstock.client.testing import Simulator
 from penstock.wire import ALIGNMENT
-from unit.host_queue import CopiedFrom
+from unit.devices import ANSWERING
 
 ALLOCATORS: dict[str, Callable[[], Allocator]] = {
     "plain": lambda: BufferPool(keep=4),
-    "copied from": lambda: BufferPool(keep=4, memory=CopiedFrom()),
+    "simulated": lambda: BufferPool(keep=4, memory=PinnedMemory(Simulator())),
 }
-if torch.cuda.is_available():
-    ALLOCATORS["pinned"] = lambda: BufferPool(keep=4, memory=PinnedMemory())
 
 
-@pytest.fixture(params=ALLOCATORS)
+def pinned_by(make: Callable[[], Driver]) -> Allocator:
+    """Return a pool of a driver's pinned memory."""
+    driver = make()
+    driver.open()
+    return BufferPool(keep=4, memory=PinnedMemory(driver.port))
+
+
+EACH = [*ALLOCATORS, *(pytest.param(name, marks=pytest.mark.gpu) for name in ANSWERING)]
+ALLOCATORS |= {name: partial(pinned_by, make) for name, make in ANSWERING.items()}
+
+
+@pytest.fixture(params=EACH)
 def allocator(request: pytest.FixtureRequest) -> Allocator:
     """One of each kind."""
     return ALLOCATORS[request.param]()
@@ -105,6 +117,28 @@ def test_memory_is_lent_again_only_when_every_event_has_come_to_pass(allocator: 
 
     found = [allocator.lease(5000) for _ in range(3)]
     assert address in map(where, found)
+
+
+def test_an_event_that_cannot_be_asked_is_asked_again(allocator: Allocator) -> None:
+    """A device that fails for a moment: nothing is forgotten, and nothing is lent before."""
+
+    class Failing(Copy):
+        def query(self) -> bool:
+            if not self.is_over:
+                raise OSError("the device is gone")
+            return True
+
+    lease = allocator.lease(5000)
+    address, event = where(lease), Failing()
+    lease.events.append(event)
+    del lease
+    gc.collect()
+
+    for _ in range(2):
+        with pytest.raises(OSError, match="the device is gone"):
+            allocator.lease(5000)
+    event.is_over = True
+    assert where(allocator.lease(5000)) == address
 
 
 def test_an_event_that_has_come_to_pass_does_not_end_a_lease_with_views(

@@ -401,6 +401,23 @@ def test_padded_pads_what_goes_with_the_tokens() -> None:
     assert values["speech"][1].tolist() == [[1, 1, 1], [0, 0, 0]]
 
 
+@pytest.mark.parametrize("name", ["loss_mask", "attention_mask", "special_tokens_mask", "faces"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_empty_document_is_padding_whatever_it_brings(name: str, place: int) -> None:
+    """An empty list has no dtype and no width of its own: those of the others hold."""
+    ones = [[1, 2], [3, 4]] if name == "faces" else [1, 1]
+    rows: Rows = [[{"input_ids": [5, 6], name: ones}]]
+    alone = PaddedCollator(sequences=["faces"]).collate(rows, context())[name]
+    rows.insert(place, [{"input_ids": [], name: []}])
+
+    values = PaddedCollator(sequences=["faces"]).collate(rows, context())
+
+    assert values[name].dtype == alone.dtype
+    assert values[name][1 - place].tolist() == ones
+    assert not values[name][place].any()
+    assert (values["labels"][place] == -100).all()
+
+
 def test_padded_keeps_an_attention_mask_of_the_samples() -> None:
     """A processor that hides tokens is believed."""
     rows: Rows = [[tokens(1, 2, attention_mask=[0, 1])], [tokens(3, attention_mask=[1])]]

@@ -56,7 +56,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "tuple[bytes, ...]": ((), (b"", b"plan", b"")),
     "tuple[Snapshot, ...]": ((), (Snapshot(0, b""), Snapshot(9, b"at nine"))),
     "tuple[LineSnapshot, ...]": ((), (LineSnapshot(1, 2, b"\0"),)),
-    "Body | None": (None, Body(1, 64, 100)),
+    "Body | None": (None, Body(1, 64, 100, 700)),
     "Verdict": (VERDICT, VERDICT._replace(released=None, every_epoch=False)),
     "tuple[Verdict, ...]": ((), (VERDICT, VERDICT)),
     "Mapping[str, int]": ({}, {"samples": 1, "a": -(1 << 62)}),

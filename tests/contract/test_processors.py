@@ -64,6 +64,10 @@ CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "b 
 
 CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     "identity": (lambda _: IdentityProcessor(), {"x": np.arange(3), "name": "a"}),
+    "identity, renamed": (
+        lambda _: IdentityProcessor(rename={"x": "input_ids"}),
+        {"x": np.arange(3), "name": "a"},
+    ),
     "identity of a tuple": (lambda _: IdentityProcessor(), (np.arange(3), 1)),
     "tokenize": (lambda path: TokenizeProcessor(path, append="<eos>"), {"text": "a b a"}),
     "tokenize nothing": (lambda path: TokenizeProcessor(path), {"text": ""}),
@@ -136,6 +140,36 @@ def test_identity_does_not_copy_values() -> None:
     image = np.zeros((4, 4))
 
     assert IdentityProcessor().process(image, context())["value"] is image
+
+
+def test_identity_gives_values_other_names() -> None:
+    """The others keep theirs, and the log id is what it was where nothing is renamed."""
+    processor = IdentityProcessor(rename={"tokens": "input_ids"})
+
+    assert processor.process({"tokens": [1], "x": 2}, context()) == {"input_ids": [1], "x": 2}
+    assert processor.keys_of_samples({"tokens": "list", "x": "int"}) == ["input_ids", "x"]
+    assert IdentityProcessor().identity() == IdentityProcessor(None).identity()
+    assert processor.identity() != IdentityProcessor().identity()
+    for item in ({"x": 2}, {"tokens": [1], "input_ids": [2]}):
+        with pytest.raises(ValueError, match="rename"):
+            processor.process(item, context())
+
+
+@pytest.mark.parametrize(
+    ("rename", "columns", "said"),
+    [
+        ({"token": "input_ids"}, ["tokens"], "did you mean tokens"),
+        ({"tokens": "x"}, ["tokens", "x"], "which the items have already"),
+        ({}, None, "give new names by old ones"),
+        (["tokens"], None, "give new names by old ones"),
+        ({"a": "x", "b": "x"}, None, "two values one name"),
+    ],
+)
+def test_identity_refuses_names_that_cannot_be(
+    rename: Any, columns: list[str] | None, said: str
+) -> None:
+    with pytest.raises(InvalidJob, match=said):
+        IdentityProcessor(rename).check_columns(dict.fromkeys(columns or (), "list"))
 
 
 # --- FunctionProcessor ---

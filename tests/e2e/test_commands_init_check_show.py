@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import tarfile
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -232,7 +235,7 @@ def test_init_does_not_take_token_ids_for_text(
 
     assert run(["init", "train.bin"]) == 2
 
-    assert "source: {type: tokens, files: ..., dtype: uint16, eos: ID}" in capsys.readouterr().err
+    assert "--source dtype=uint16, or what they are, and --source eos=ID" in capsys.readouterr().err
     assert not (home / "penstock.yaml").exists()
 
 
@@ -272,7 +275,161 @@ def test_init_of_a_row_of_ids_says_what_to_write(
 
     assert run(["init", "ids.npy"]) == 2
 
-    assert "by hand, with source: {type: tokens, files: ..., eos: ID}" in capsys.readouterr().err
+    assert "add --source eos=ID, the id after each document" in capsys.readouterr().err
+
+
+def write_tar(path: Path, *samples: dict[str, bytes]) -> None:
+    """Write a tar as WebDataset reads it: a file for each ending of a sample."""
+    with tarfile.open(path, "w") as archive:
+        for number, sample in enumerate(samples):
+            for ending, data in sample.items():
+                member = tarfile.TarInfo(f"{number:04}.{ending}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+
+
+def write_pictures(home: Path) -> list[str]:
+    pictures = [{"jpg": bytes([255, 216, n]), "txt": f"picture {n}".encode()} for n in range(20)]
+    write_tar(home / "pictures.tar", *pictures)
+    return ["pictures.tar"]
+
+
+def write_classes(home: Path) -> list[str]:
+    write_tar(home / "c.tar", *({"png": bytes([n]), "cls": b"%d" % n} for n in range(20)))
+    return ["c.tar"]
+
+
+def write_objects(home: Path) -> list[str]:
+    rows = [json.dumps({"text": text, "n": 1}).encode() for text in TEXTS]
+    write_tar(home / "objects.tar", *({"json": row} for row in rows))
+    return ["objects.tar"]
+
+
+def write_lists(name: str, **more: Any) -> Callable[[Path], list[str]]:
+    def write(home: Path) -> list[str]:
+        ids = [list(range(1, 2 + number % 7)) for number in range(60)]
+        others = {key: [value] * 60 for key, value in more.items()}
+        pq.write_table(pa.table({name: ids, "name": ["a long name"] * 60, **others}), "ids.parquet")
+        return ["ids.parquet"]
+
+    return write
+
+
+def write_labelled(home: Path) -> list[str]:
+    ids = [list(range(1, 2 + number % 7)) for number in range(60)]
+    masked = [[-100, -100, *some[2:]][: len(some)] for some in ids]  # a prompt of two tokens
+    pq.write_table(pa.table({"input_ids": ids, "labels": masked, "x": [0] * 60}), "ids.parquet")
+    return ["ids.parquet"]
+
+
+def write_splits(home: Path) -> list[str]:
+    from datasets import Dataset, DatasetDict
+
+    parts = {name: Dataset.from_dict({"text": TEXTS}) for name in ("train", "test")}
+    DatasetDict(parts).save_to_disk(str(home / "saved"))
+    return ["saved", "--split", "test"]
+
+
+def write_row(home: Path) -> list[str]:
+    ids = np.random.default_rng(0).integers(1, 100, 4000).astype("<u2")
+    ids[::40] = 0
+    (home / "train.bin").write_bytes(ids.tobytes())
+    return ["train.bin", "--source", "dtype=uint16", "--source", "eos=0"]
+
+
+FOUND = {
+    "pictures": (write_pictures, "columns jpg, txt, 8 items to a batch", {"jpg": "list"}),
+    "classes": (write_classes, "png is bytes, which batches hold as they are", {"cls": "tensor"}),
+    "objects": (write_objects, "tokenizes column json.text", {"input_ids": "tensor"}),
+    "tokens": (write_lists("tokens"), "takes the token ids of column tokens", {"input_ids": ""}),
+    "labels": (write_labelled, "left out: x", {"labels": "tensor"}),
+    "splits": (write_splits, "tokenizes column text", {"input_ids": "tensor"}),
+    "a row": (write_row, "takes the token ids of column input_ids", {"input_ids": "tensor"}),
+}
+
+
+@pytest.mark.parametrize("kind", FOUND)
+def test_init_takes_what_is_meant_for_training(
+    kind: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the archive's name, not a name beside the ids, not a label; and it says what is left."""
+    write, said, values = FOUND[kind]
+    write_tokenizer(home / "tokenizer.json")
+    files = write(home)
+
+    assert run(["init", *files]) == 0
+
+    out = capsys.readouterr().out
+    assert said in out
+    assert "checked: 8 items and " in out
+    assert run(["show", "penstock.yaml", "main", "--position", "0", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    for name, is_a in values.items():
+        assert is_a in record["values"][name]["kind"]
+
+
+def test_init_of_labels_trains_on_them(home: Path) -> None:
+    """They stay the sample's own: what they leave out is not learned."""
+    write_labelled(home)
+
+    assert run(["init", "ids.parquet"]) == 0
+
+    [batch] = computed_batches(load("penstock.yaml").job("main"), range(1), 1, share=None)
+    values = frame.decode_values(BatchHeader.FromString(batch.header), batch.body)
+    learned = values["labels"][values["labels"] != -100]
+    assert learned.size
+    assert (learned > 2).all()  # prompts are 1 and 2
+
+
+def test_init_says_that_what_it_wrote_fails(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lists of any length cannot be stacked, and what to do with them only their owner knows."""
+    rows = [[0.5] * (1 + number % 3) for number in range(60)]
+    pq.write_table(pa.table({"embedding": rows}), "rows.parquet")
+
+    assert run(["init", "rows.parquet"]) == 2
+
+    out, err = capsys.readouterr()
+    assert "wrote" not in out
+    assert "penstock.yaml is written, and fails its check: " in err
+    assert "'embedding' has shape" in err
+    assert "function:" in err
+
+
+def test_init_needs_to_know_the_split(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_splits(home)
+
+    assert run(["init", "saved"]) == 2
+
+    assert "has the splits test, train; choose one with --split NAME" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("HuggingFaceFW/fineweb", "hf download HuggingFaceFW/fineweb --repo-type dataset"),
+        ("none.jsonl", "there is no file or folder 'none.jsonl' [invalid_request]"),
+    ],
+)
+def test_init_of_a_name_of_the_hub_says_how_to_get_it(
+    name: str, said: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["init", name]) == 2
+
+    assert said in capsys.readouterr().err
+
+
+def test_init_notes_that_half_of_a_pair_is_read(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"instruction": f"add {n}", "output": f"it is {n}" * 3} for n in range(60)]
+    (home / "a.json").write_text(json.dumps(rows))
+    write_tokenizer(home / "tokenizer.json")
+
+    assert run(["init", "a.json"]) == 0
+
+    assert "instruction and output are two halves, and output alone is read" in (
+        capsys.readouterr().out
+    )
 
 
 def test_init_of_a_text_column_with_a_number_in_it(home: Path) -> None:
@@ -289,13 +446,14 @@ def test_init_of_a_text_column_with_a_number_in_it(home: Path) -> None:
 def test_init_notes_items_that_cannot_be_read(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A broken line is no reason to write nothing: the job's policy decides about it."""
+    """A broken line is no reason to write nothing, and what is written passes its check."""
     (home / "rows.jsonl").write_text('{"text": "one"}\nbroken\n{"text": "two"}\n')
 
     assert run(["init", "rows.jsonl"]) == 0
 
     said = capsys.readouterr().out
-    assert "1 of the first 3 items cannot be read, and on_item_error: stop stops there" in said
+    assert "1 of the first 3 items cannot be read: " in said
+    assert "on_item_error: quarantine" in (home / "penstock.yaml").read_text()
     assert "rows.jsonl: line 2 is not JSON" in said
     assert "line 2 is not JSON" in (home / "penstock.yaml").read_text()
 
@@ -341,6 +499,8 @@ def test_init_names_files_by_their_glob(home: Path) -> None:
         (["init", "data"], "holds no files"),
         (["init", "a.jsonl", "b.csv"], "of several kinds (1 jsonl, 1 csv)"),
         (["init", "bytes"], "neither text nor a known kind"),
+        (["init", "latin.txt"], "is not UTF-8: write it again as UTF-8"),
+        (["init", "rows.zip"], "is an archive: unpack it"),
         (["init", "a.jsonl", "--tokenizer", "none.json"], "there is no tokenizer 'none.json'"),
         (["init", "a.jsonl", "--tokenizer", "b.csv"], "is not a tokenizer"),
         (["init", "a.jsonl", "--output", "there.yaml"], "replace it with --force"),
@@ -361,7 +521,7 @@ def test_init_names_files_by_their_glob(home: Path) -> None:
         ),
         (["show", "good.yaml", "job", "--position", "0", "--json", "--text"], "not both"),
         (["serve", "good.yaml", "--workers", "many"], "--workers is 'many'"),
-        (["serv", "good.yaml"], "No such command 'serv'"),
+        (["serv", "good.yaml"], "there is no command 'serv': did you mean serve?"),
     ],
 )
 def test_a_users_mistake_is_one_sentence_and_status_2(
@@ -372,6 +532,8 @@ def test_a_users_mistake_is_one_sentence_and_status_2(
     (home / "a.jsonl").write_text('{"x": "y"}\n')
     (home / "b.csv").write_text("x\n1\n")
     (home / "bytes").write_bytes(b"\xff\xfe\x00\x01" * 10)
+    (home / "latin.txt").write_bytes(b"caf\xe9 " * 10)
+    (home / "rows.zip").write_bytes(b"PK\x03\x04\xff\xfe" * 10)
     (home / "there.yaml").write_text("")
     (home / "good.yaml").write_text(
         "jobs: {job: {source: {type: items, items: [1, 2]}, batch_size: 1, epochs: 1}}\n"
@@ -867,6 +1029,48 @@ def test_show_refuses_steps_of_several_sets(home: Path, capsys: pytest.CaptureFi
     assert run(["show", "joint.yaml", "job", "--step", "3", "--batches-per-step", "3"]) == 2
 
     assert "a step would hold several sets; use 1, 2, 4" in capsys.readouterr().err
+
+
+def test_check_lists_what_reaches_no_batch(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Values that the collator does not know are left behind, and somebody may have meant them."""
+    (home / "data.py").write_text(
+        "def ids(item):\n"
+        "    return {'input_ids': [1, 2, 3], 'labels': [1, 2, 3], 'x': object(), 'url': 'u'}\n"
+    )
+    roles = "batcher: {type: best_fit, max_tokens: 8}\n    collator: packed"
+    (home / "job.yaml").write_text(
+        "jobs:\n  job:\n    lanes: 1\n    source: {type: items, items: [1, 2, 3, 4]}\n"
+        f"    function: ./data.py:ids\n    {roles}\n"
+    )
+
+    assert run(["check", "job.yaml"]) == 0
+    assert "x, url of the samples are in no batch: the collator packed does not take" in (
+        " ".join(capsys.readouterr().out.split())
+    )
+
+    (home / "data.py").write_text("def ids(item):\n    return {'input_ids': [1, 2, 3]}\n")
+    assert run(["check", "job.yaml"]) == 0
+    assert "in no batch" not in capsys.readouterr().out
+
+
+def test_check_says_how_storage_is_read_where_it_is_asked(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What memory is for is named by its setting; how noisy rates were stands beside them."""
+    write_parquet(home)
+    assert run(["init", "part0.parquet"]) == 0
+    capsys.readouterr()
+    groups = ("reading groups", "read amplification of a window", "blocks in memory")
+
+    assert run(["check", "penstock.yaml"]) == 0
+    brief = capsys.readouterr().out
+    assert run(["check", "penstock.yaml", "--verbose"]) == 0
+    whole = capsys.readouterr().out
+
+    assert not [name for name in groups if name in brief]
+    assert all(name in whole for name in groups)
+    assert re.search(r"up to [\d,]+ MiB, [\d,]+ MiB of it for ready batches \(ready_bytes", brief)
+    assert re.search(r"by one worker.* \([\d,]+ to [\d,]+ in 8 windows\)", brief)
 
 
 def test_check_says_how_much_an_epoch_draws(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,14 +37,19 @@ jobs:
 """
 
 
-def on_a_terminal(folder: Path, *arguments: str, columns: int = 80) -> tuple[int, str]:
+def on_a_terminal(
+    folder: Path, *arguments: str, columns: int = 80, program: str = "penstock.server.cli"
+) -> tuple[int, str]:
     """Run `penstockd` with a terminal as its output; return its status and all that it wrote."""
+    # The terminal's own size holds: where these are set, they would.
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+    environment["TERM"] = "xterm-256color"
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "penstock.server.cli", *arguments],
+        [sys.executable, "-m", program, *arguments],
         cwd=folder,
-        env={**os.environ, "TERM": "xterm-256color"},
+        env=environment,
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -105,3 +110,35 @@ def test_check_says_nothing_beside_its_results_into_a_pipe(tmp_path: Path, force
     assert (done.returncode, done.stderr) == (0, "")
     assert "again with" not in done.stdout
     assert "log id" in done.stdout
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_batch_of_cat_is_one_line_of_any_terminal(tmp_path: Path, columns: int) -> None:
+    """What does not fit is cut, and the beginning says most: position, digest, tokens, samples."""
+    (tmp_path / "job.yaml").write_text(JOB)
+    arguments = ["cat", "local:job.yaml", "main", "--count", "3"]
+
+    status, written = on_a_terminal(
+        tmp_path, *arguments, columns=columns, program="penstock.client.cli"
+    )
+
+    assert status == 0
+    batches = [line for line in written.replace("\r", "").split("\n") if "  step " in line]
+    assert [line.split()[0] for line in batches] == ["0", "1", "2"]
+    assert all(len(line) <= columns for line in batches)
+    assert all(re.search(r"lane \d+:\d+  [0-9a-f]{16}  [\d,]+ tok", line) for line in batches)
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_ping_breaks_between_what_it_says(tmp_path: Path, columns: int) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+
+    status, written = on_a_terminal(
+        tmp_path, "ping", "local:job.yaml", columns=columns, program="penstock.client.cli"
+    )
+
+    assert status == 0
+    lines = written.replace("\r", "").split("\n")
+    assert all(len(line) <= columns for line in lines)
+    for part in (r"penstock 0\.", "node local-", r"up \d+ s", "answered in "):
+        assert sum(bool(re.search(part, line)) for line in lines) == 1, (part, lines)

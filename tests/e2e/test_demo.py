@@ -278,7 +278,7 @@ def test_a_server_half_without_its_needs_names_the_extra(
     corpus: stdlib.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine with the base install: what to install, no traceback."""
-    (tmp_path / "click.py").write_text("raise ModuleNotFoundError(\"No module named 'click'\")")
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['click'] = None\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     done = run_demo("--steps", "3", "--data", corpus.folder, "--plain")

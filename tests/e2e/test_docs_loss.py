@@ -34,6 +34,7 @@ import grpc.aio, penstock.client, penstock.client.masks
 from torch.distributed.tensor import DTensor
 
 torch.set_num_threads(1)
+kept = []
 
 
 def rank_main(told, rank):
@@ -49,7 +50,9 @@ def rank_main(told, rank):
         real(optimizer)
 
     real, torch.optim.SGD.step = torch.optim.SGD.step, step
-    runpy.run_path(told["script"], run_name="__main__")
+    # Kept until the process ends at once: gloo can wait for ever where what a script left is taken
+    # down in Python, since it joins its threads with the interpreter's lock held.
+    kept.append(runpy.run_path(told["script"], run_name="__main__"))
     torch.save(found, told["record"] + str(rank))
 
 

@@ -16,9 +16,11 @@ from penstock.client import Loader
 from penstock.server.commands.show import computed_batches
 from penstock.server.job import Job
 from penstock.server.jobs.load import load
-from penstock.server.pipeline.line import LONG_REPLAY, Line
+from penstock.server.pipeline.line import LONG_REPLAY, Computed, Line
 from penstock.server.store.recorded import Recorded
 from penstock.server.store.schema import FORMAT
+from penstock.wire import frame
+from penstock.wire.v1 import feed_pb2
 
 ROLES = """
 import numpy
@@ -70,6 +72,12 @@ def open_job(folder: Path) -> Job:
     return load(str(folder / "jobs.yaml")).job("job")
 
 
+def body_of(batch: Computed) -> bytes:
+    """Return the body of a batch as its reader has it."""
+    header = feed_pb2.BatchHeader.FromString(batch.header)
+    return bytes(frame.completed(header, batch.body))
+
+
 def start(folder: Path, store: str, position: int) -> int:
     """Return the offset from which `show` would go to a position."""
     job = open_job(folder)
@@ -87,7 +95,7 @@ def test_show_and_local_start_from_the_snapshots_beside_a_running_node(
     for position in (FAR, FAR - 1, 63):
         found = {
             where: [
-                bytes(batch.body)
+                body_of(batch)
                 for batch in computed_batches(
                     open_job(folder),
                     range(position, position + 1),
@@ -121,7 +129,7 @@ def test_what_does_not_fit_is_not_used(folder: Path, beside: dict[int, bytes]) -
         recorded = Recorded("sqlite:///p.db", copy)
         job = open_job(folder)
         [batch] = computed_batches(job, range(FAR, FAR + 1), 1, share=None, recorded=recorded)
-        return bytes(batch.body)
+        return body_of(batch)
 
     for change, is_used in (
         ("PRAGMA user_version = 999", False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -51,3 +52,29 @@ def test_a_worker_opens_no_file_but_those_it_reads(tmp_path: Path) -> None:
 
     assert first.body == expected
     assert other.body == expected[: len(other.body)]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "hf_stream"])
+def test_a_file_that_is_edited_under_a_node_is_served_no_further(tmp_path: Path, kind: str) -> None:
+    """Its size is the same, and its time of change was put back: readers get the error's name."""
+    data = tmp_path / "a.jsonl"
+    data.write_text("".join(f'{{"n": {n:7d}}}\n' for n in range(200_000)))
+    source = (
+        {"type": "jsonl", "files": "a.jsonl", "block_bytes": 1000, "cache_bytes": 0}
+        if kind == "jsonl"
+        else {"type": "hf_stream", "path": "json", "data_files": "a.jsonl"}
+    )
+    distributor = {"type": "map", "shuffle": "none"} if kind == "jsonl" else {"type": "iterable"}
+    job = {"lanes": 1, "batch_size": 100, "source": source, "distributor": distributor}
+    file = write_job_file(tmp_path / "jobs.yaml", {"rows": job})
+
+    with serving(file, "--workers", "1") as server:
+        reader = server.read("rows", world_size=1, horizon=3, given_from=0)
+        before = reader.take(3)
+        text, times = data.read_bytes(), data.stat()
+        data.write_bytes(text.replace(b"150000", b"777777"))
+        os.utime(data, ns=(times.st_atime_ns, times.st_mtime_ns))
+        with pytest.raises(SourceChanged, match=r"a\.jsonl changed under an open source"):
+            server.read("rows", world_size=1, horizon=2000, given_from=0).take(1900)
+
+    assert len(before) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,11 @@ import grpc
 import pytest
 
 from harness import READ_DEADLINE_S, Server, open_channel, serving, write_job_file
-from penstock.wire import MAX_REQUEST_BYTES
-from penstock.wire.v1 import cursors_pb2, cursors_pb2_grpc
+from invariants import eventually
+from penstock.wire import MAX_REQUEST_BYTES, PROTOCOL
+from penstock.wire.v1 import cursors_pb2, cursors_pb2_grpc, feed_pb2, feed_pb2_grpc
 
+STREAMS = 40
 REQUESTS, REQUEST_BYTES = 120, 10 << 20
 
 
@@ -33,15 +36,15 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def peak_mb(pid: int) -> float:
-    """Return how much memory a process has ever had."""
-    [line] = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmHWM" in one]
+def memory_mb(pid: int, what: str) -> float:
+    """Return a line of a process's status: `VmHWM` = all that it ever had, `RssAnon` = its own."""
+    [line] = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if what in one]
     return int(line.split()[1]) / 1024
 
 
 def test_large_messages_to_the_node_cost_it_no_memory(node: Server) -> None:
     """What no honest request needs is refused by its length, before it is taken in."""
-    before = peak_mb(node.process.pid)
+    before = memory_mb(node.process.pid, "VmHWM")
     request = cursors_pb2.BeginRequest(job="job", group="g", token="t" * REQUEST_BYTES)
     with open_channel(node.address) as channel:
         stub = cursors_pb2_grpc.CursorsStub(channel)  # type: ignore[no-untyped-call]
@@ -50,7 +53,7 @@ def test_large_messages_to_the_node_cost_it_no_memory(node: Server) -> None:
 
     assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert REQUEST_BYTES > MAX_REQUEST_BYTES
-    assert peak_mb(node.process.pid) - before < 50
+    assert memory_mb(node.process.pid, "VmHWM") - before < 50
 
 
 def test_readers_that_hang_up_are_no_bug(node: Server) -> None:
@@ -72,3 +75,31 @@ def test_readers_that_hang_up_are_no_bug(node: Server) -> None:
     assert not node.events("a bug")
     assert not [line for line in node.lines if '"level": "error"' in line]
     assert node.status()["jobs"][0]["name"] == "job"
+
+
+def test_what_streams_have_not_taken_is_given_back(node: Server) -> None:
+    """Batches of 8 MB for streams that nobody reads: malloc keeps nothing of them for long."""
+    pid = node.process.pid
+    node.read("job", horizon=2).take(2)
+    before = memory_mb(pid, "RssAnon")
+    with contextlib.ExitStack() as channels:
+        stubs = [
+            feed_pb2_grpc.FeedStub(channels.enter_context(open_channel(node.address)))  # type: ignore[no-untyped-call]
+            for _ in range(STREAMS)
+        ]
+        everything = feed_pb2.Open(protocol=PROTOCOL, job="job", horizon=2**62)
+        requests = [iter([feed_pb2.ReadRequest(open=everything)]) for _ in stubs]
+        calls = [stub.Read(one) for stub, one in zip(stubs, requests, strict=True)]
+        eventually(
+            lambda: memory_mb(pid, "RssAnon") - before > STREAMS,
+            READ_DEADLINE_S,
+            "every stream was sent a chunk",
+        )
+        for call in calls:
+            call.cancel()
+
+    eventually(
+        lambda: memory_mb(pid, "RssAnon") - before < STREAMS / 2,
+        READ_DEADLINE_S,
+        "the memory of what was not taken is given back",
+    )

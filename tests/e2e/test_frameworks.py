@@ -339,6 +339,21 @@ def test_a_trainer_evaluates_while_it_trains(ranks: Ranks) -> None:
 
     assert run.codes == [0, 0], run.said
     assert run.said.count("eval_loss") >= 2, run.said
+    options = {"mode": "eval", "max_steps": VALIDATION_STEPS, "rank": 0, "world_size": 1}
+    with Loader(ranks.node.address, "val", as_numpy=True, **options) as loader:
+        read = sum(batch.counts["samples"] for batch in loader)
+    batches = VALIDATION_STEPS * BATCHES_PER_STEP // 2
+    assert read > 2 * batches
+    # All samples that both ranks have read, and the batches of one; not the rows of tokens.
+    evaluations = re.findall(
+        r"'eval_runtime': '?([0-9.]+).*?'eval_samples_per_second': '?([0-9.]+)"
+        r".*?'eval_steps_per_second': '?([0-9.]+)",
+        run.said,
+    )
+    assert evaluations, run.said
+    for runtime, samples, steps in evaluations:
+        assert float(samples) * float(runtime) == pytest.approx(read, rel=0.02), run.said
+        assert float(steps) * float(runtime) == pytest.approx(batches, rel=0.02), run.said
     positions = sorted(call.position for rank in run.trained for call in rank)
     assert positions == list(range(STEPS * BATCHES_PER_STEP))
 

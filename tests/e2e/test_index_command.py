@@ -274,6 +274,7 @@ def test_an_item_that_fails_stops_or_is_left_out(tmp_path: Path) -> None:
     [
         (["both"], "lies: give --output, or the job a plan"),
         (["none", "--output", "x"], "there is no job 'none'"),
+        (["both", "--output", "memory://x"], "'memory://x' lies in the memory of this command"),
         (["both", "--output", "x", "--workers", "0"], "0 is not in the range x>=1"),
         (["both", "--output", "nope://x"], "'nope://x' is not a place for an index"),
         (
@@ -281,7 +282,7 @@ def test_an_item_that_fails_stops_or_is_left_out(tmp_path: Path) -> None:
             "the index '/proc/x.parts/inputs.json' cannot be written",
         ),
     ],
-    ids=["no place", "no job", "no workers", "no protocol", "not writable"],
+    ids=["no place", "no job", "memory", "no workers", "no protocol", "not writable"],
 )
 def test_what_cannot_be_done_is_told_in_a_sentence(
     tmp_path: Path, arguments: list[str], said: str

@@ -204,7 +204,7 @@ def test_a_stopped_command_ends_its_ray(tmp_path: Path) -> None:
     with on_ray(*command_in(tmp_path), RAY_OVERRIDE_RESOURCES=one_core) as process:
         wait_for_the_last_block(tmp_path, process)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=240)
 
     assert process.returncode == 130, said
     assert said.splitlines()[-1] == "penstockd: stopped"

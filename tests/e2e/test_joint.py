@@ -15,6 +15,7 @@ from penstock.client import Loader
 from penstock.client.cli import main as penstock
 from penstock.server.cli import run
 from penstock.server.jobs.load import load
+from penstock.wire import PROTOCOL
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.v1 import feed_pb2
 
@@ -50,7 +51,7 @@ def test_a_node_gives_the_bytes_of_both_sets_before_and_after_its_death(server: 
                 purity.saw(*delivered)
         assert purity.seen == 60 + 90
 
-    told = server.feed.Describe(feed_pb2.DescribeRequest(protocol=1, job="endless"))
+    told = server.feed.Describe(feed_pb2.DescribeRequest(protocol=PROTOCOL, job="endless"))
     optional = {key.name: key.optional for key in told.keys}
     assert optional["document_ids"]
     assert not optional["input_ids"]

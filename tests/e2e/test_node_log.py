@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness import (
@@ -337,3 +338,85 @@ def test_a_terminal_is_asked_before_a_group_is_deleted(
     assert ("is deleted" in out) == (status == 0)
     left = [one["group"] for one in json.loads(cursors(server, "list", "--json").stdout)]
     assert (group in left) == (status == 1)
+
+
+ROLES = """
+import logging
+import sys
+import warnings
+
+
+def rows(raw):
+    number = raw["n"]
+    if number == 7:
+        print("printed by a role", file=sys.stderr)
+        sys.stderr.write("half of ")
+        sys.stderr.write("a line\\n")
+        logging.getLogger("role").warning("logged by a %s", "role")
+        warnings.warn("warned by a role", stacklevel=1)
+        raise ValueError("no such number:\\nseven")
+    return {"x": number}
+"""
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_every_line_of_a_json_log_is_an_event(tmp_path: Path, fresh: bool) -> None:
+    """Of the server process and its workers, of libraries and roles, while a source fails, too.
+
+    And what opening several data sets took is said at `info`: items, tokens where files tell, ratio
+    and seconds of each, and how many were open at once.
+    """
+    (tmp_path / "roles.py").write_text(ROLES)
+    for name, count in (("a", 4), ("b", 8)):
+        rows = "".join(json.dumps({"n": n}) + "\n" for n in range(count))
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    np.save(tmp_path / "ids.npy", np.arange(35, dtype=np.uint16))
+    ids = {"file_name": "ids.npy", "type": "tokens", "options": {"sequence_length": 10}}
+    sets = {"a": {"file_name": "a.jsonl", "ratio": 0.5}, "b": {"file_name": "b.jsonl"}}
+    (tmp_path / "meta.json").write_text(json.dumps(sets))
+    (tmp_path / "more.json").write_text(json.dumps({"ids": ids}))
+    jobs = {
+        "job": {
+            "source": {"type": "meta", "file": "meta.json"},
+            "function": "./roles.py:rows",
+            "batch_size": 1,
+            "lanes": 2,
+        },
+        "ids": {"source": {"type": "meta", "file": "more.json"}, "batch_size": 1, "lanes": 1},
+    }
+    file = write_job_file(tmp_path / "jobs.yaml", jobs, workers=2)
+    with serving(file, fresh=fresh) as server:
+        with pytest.raises(PenstockError, match="no such number"):
+            server.read("job", horizon=60).take(60)
+        said = {
+            name: server.events(name, 1)[0]
+            for name in ("printed by a role", "half of a line", "logged by a role")
+        }
+        eventually(
+            lambda: any("warned by a role" in line for line in server.lines),
+            DEADLINE_S,
+            "a warning",
+        )
+        (tmp_path / "b.jsonl").unlink()
+        with pytest.raises(PenstockError):
+            server.read("job", horizon=9).take(9)
+        assert server.terminate() == 0
+        lines = list(server.lines)
+
+    events = [json.loads(line) for line in lines]
+    assert all({"event", "level", "timestamp"} <= event.keys() for event in events)
+    assert of(list(said.values()), "level", "logger") == [
+        ("warning", "stderr"),
+        ("warning", "stderr"),
+        ("warning", "role"),
+    ]
+    assert [event["error"] for event in events if event["event"] == "a batch cannot be made"]
+    seconds = r"\d+\.\d\d s"
+    opened = [event for event in events if event["event"].startswith("opened ")]
+    assert {event["level"] for event in opened} == {"info"}
+    for sentence in (
+        rf"opened 2 data sets with 12 items in {seconds}, \d+\.\d at once: ",
+        rf"a: 4 items, ratio 0\.5, {seconds};",
+        rf"ids: 4 items of 35 tokens, ratio 1, {seconds}",
+    ):
+        assert any(re.search(sentence, event["event"]) for event in opened), opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from harness import children, serving, write_job_file
 from penstock.client import Loader
 from penstock.server.commands.memory import NodeMemory, node_memory
 from penstock.server.jobs.load import load
+from penstock.wire import PROTOCOL
+from penstock.wire.v1 import feed_pb2
 
 WORKERS, LANES, BATCH, ROW_BYTES = 2, 8, 16, 16 << 10
 BLOCKS, ROWS = 40, 256  # row groups of 4 MiB
@@ -37,12 +40,11 @@ def write_corpus(folder: Path) -> None:
 
 def taken_mib(server: int) -> float:
     """Return anonymous and shared memory of a node's processes, each page counted once."""
-    processes = [server, *children(server)]
-    lines = [
-        line.split()
-        for pid in processes
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    ]
+    said: list[str] = []
+    for pid in [server, *children(server)]:
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has just ended
+            said += Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    lines = [line.split() for line in said]
     return sum(int(line[1]) for line in lines if line[0] in ("Pss_Anon:", "Pss_Shmem:")) / 1024
 
 
@@ -82,3 +84,31 @@ def test_a_node_that_reads_storage_blocks_takes_what_is_stated(runtime: Path) ->
 
     assert said.blocks > 0.3 * said.keeping_up
     assert abs(most / (said.keeping_up + said.reader) - 1) < 0.25
+
+
+def test_a_node_that_counts_takes_no_more_than_is_stated(runtime: Path) -> None:
+    """While a finite job is read, and somebody asks for its length."""
+    write_corpus(runtime)
+    (runtime / "roles.py").write_text(ROLES)
+    job = {
+        "lanes": LANES,
+        "epochs": 1,
+        "source": {"type": "parquet", "files": "blocks.parquet"},
+        "distributor": {"type": "map", "reading_groups": 4, "window_blocks": 4},
+        "batcher": {"type": "./roles.py:Looking", "batch_size": BATCH},
+    }
+    server_settings = {"workers": WORKERS, "ready_bytes": 256 << 20}
+    file = write_job_file(runtime / "job.yaml", {"main": job}, **server_settings)
+    asks = feed_pb2.DescribeRequest(protocol=PROTOCOL, job="main", count=True)
+    most = 0.0
+    with serving(file, fresh=True) as server, Loader(server.address, "main") as loader:
+        for batch in loader:
+            server.feed.Describe(asks)
+            if batch.position % 16 == 0:
+                most = max(most, taken_mib(server.process.pid))
+        assert len(loader) == batch.position + 1
+
+    said = stated(file)
+
+    assert said.counting > 0.2 * said.keeping_up
+    assert most < 1.25 * (said.keeping_up + said.reader)

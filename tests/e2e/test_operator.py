@@ -17,7 +17,7 @@ from harness import Rank, Server, call_command, run_command, serving, write_job_
 from invariants import eventually
 from penstock.client.reading.transport import open_transport
 from penstock.client.run.control import Control
-from penstock.server.metrics import SLOWEST_RANKS
+from penstock.server.scraped import SLOWEST_RANKS
 from penstock.server.store.database import BUSY_TIMEOUT_S
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import StoreUnavailable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 import runpy
@@ -14,8 +15,9 @@ import pytest
 import torch
 import transformers
 
-from harness import write_job_file
+from harness import serving, write_job_file
 from penstock.client import Batch, Loader, masks
+from penstock.client.testing import Lazy, Random, SimulatedDevice
 
 COLLATORS = Path(__file__).parents[2] / "docs" / "collators.md"
 VOCABULARY, ROW_TOKENS = 64, 48
@@ -109,6 +111,37 @@ def test_the_loss_is_the_same_packed_and_unpacked(
         assert len(batch["cu_seq_lens_q"]) > 4
         assert mean.item() == pytest.approx(one_by_one.item(), rel=1e-6)
         assert 2 * given.item() == pytest.approx(one_by_one.item(), rel=1e-6)
+
+
+def trained(address: str, device: SimulatedDevice | None) -> tuple[list[float], list[torch.Tensor]]:
+    """Return the losses of a few steps of training, and the weights after them."""
+    torch.manual_seed(3)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    with Loader(address, "flash", rank=0, world_size=1, device=device) as loader:
+        for batch in itertools.islice(loader, 8):
+            loss = model(**batch, use_cache=False).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses, [weights.detach() for weights in model.parameters()]
+
+
+def test_a_device_gives_the_losses_of_plain_memory_to_the_last_bit(file: Path) -> None:
+    """Whenever it does its work: at random, or not before the loop's stream waits for it."""
+    with serving(file) as server:
+        losses, weights = trained(server.address, None)
+        assert len(set(losses)) == 8
+
+        for schedule in (Random(5), Lazy()):
+            device = SimulatedDevice(schedule, tensors=True)
+            found, others = trained(server.address, device)
+            assert found == losses
+            assert all(map(torch.equal, weights, others))
+            gc.collect()
+            device.simulator.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")

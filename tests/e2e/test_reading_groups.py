@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from itertools import islice
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness import kill_process, serving, write_job_file
+from harness import kill_process, run_command, serving, write_job_file
 from invariants import Purity
 from penstock.client import Loader
 from penstock.server.jobs.load import load
@@ -182,3 +183,22 @@ def test_a_worker_that_dies_hands_its_groups_on_and_gets_its_part_again(
     assert read == start + 20 * LANES
     share = sum(pid in new for pid in pids) / sum(pid in workers for pid in pids)
     assert 0.35 < share < 0.65
+
+
+def test_few_blocks_are_told_before_they_are_read_more_than_once(tmp_path: Path) -> None:
+    """`penstockd check` says how often, by the borders between the node's workers alone."""
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"n": {n:3d}}}\n' for n in range(90)))
+    source = {"type": "jsonl", "files": "a.jsonl", "block_bytes": 300}
+    grouped = {"type": "map", "reading_groups": 2, "window_blocks": 1}
+    jobs = {
+        name: {"lanes": 2, "source": source, "distributor": distributor, "batch_size": 1}
+        for name, distributor in (("grouped", grouped), ("whole", {"type": "map"}))
+    }
+    file = write_job_file(tmp_path / "penstock.yaml", jobs, workers=2)
+
+    done = run_command(["penstock.server.cli", "check", str(file), "--json"], 120.0)
+
+    said = {job["job"]: job["warnings"] for job in json.loads(done.stdout)["jobs"]}
+    told = "2 workers read the 4 storage blocks 1.25 times in an epoch"
+    assert sum(told in warning for warning in said["grouped"]) == 1, said
+    assert not any(" times in an epoch" in warning for warning in said["whole"])

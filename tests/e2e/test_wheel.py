@@ -6,15 +6,16 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from packaging.requirements import Requirement
 
 CHECKOUT = Path(__file__).parents[2]
 BATCHES = 6
@@ -54,11 +55,51 @@ def bin_folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [site] = home.glob("lib/python3*/site-packages")
     # A path that a .pth file adds has its own .pth files left alone: the editable install of the
     # checkout, which is in that folder too, does not come along.
-    (site / "rest.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    rest = [path for path in sys.path if Path(path).name == "site-packages"]
+    (site / "rest.pth").write_text("\n".join(rest) + "\n")
     return home / "bin"
 
 
-def run(command: list[str], cwd: Path) -> str:
+def files_of_the_base_install() -> set[str]:
+    """The top-level names in site-packages of what the wheel needs without an extra."""
+    wanted, seen, names = ["penstock"], set(), set()
+    while wanted:
+        name = wanted.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        distribution = metadata.distribution(name)
+        needed = map(Requirement, distribution.requires or ())
+        wanted.extend(
+            requirement.name
+            for requirement in needed
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        )
+        if name != "penstock":
+            names |= {path.parts[0] for path in distribution.files or ()}
+    return names - {"..", "__pycache__"}
+
+
+@pytest.fixture(scope="module")
+def base_folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a fresh venv with the wheel and what it needs, as without `[server]`."""
+    home = tmp_path_factory.mktemp("base")
+    venv.create(home, with_pip=False)
+    install = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install"]
+    install += ["--no-deps", "--no-index", "--disable-pip-version-check", "-q", str(wheel)]
+    subprocess.run(install, check=True, timeout=120, env=environment())
+    [site] = home.glob("lib/python3*/site-packages")
+    for name in files_of_the_base_install():
+        (site / name).symlink_to(find_in_path(name))
+    return home / "bin"
+
+
+def find_in_path(name: str) -> Path:
+    """Where this Python has a package."""
+    return next(found for path in sys.path if path and (found := Path(path) / name).exists())
+
+
+def run(command: list[str], cwd: Path, status: int = 0) -> str:
     done = subprocess.run(
         command,
         capture_output=True,
@@ -68,8 +109,8 @@ def run(command: list[str], cwd: Path) -> str:
         cwd=cwd,
         env=environment(),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout if status == 0 else done.stderr
 
 
 def test_batches_over_the_wire_are_those_that_are_computed_alone(
@@ -90,6 +131,81 @@ def test_batches_over_the_wire_are_those_that_are_computed_alone(
     records = [json.loads(line) for line in read.splitlines()]
     assert [record["position"] for record in records] == list(range(BATCHES))
     assert [record["digest"] for record in records] == [json.loads(s)["digest"] for s in shown]
+
+
+JOB = "jobs:\n  main: {source: {type: items, items: [1, 2, 3]}, batch_size: 2}\n"
+WHAT_TO_INSTALL = (
+    "needs the server half of penstock, which is not installed whole (aiohttp, click, "
+    "grpcio-health-checking and 6 more are missing): pip install 'penstock[server]' "
+    "[missing_extra]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "what", "status"),
+    [
+        ("penstockd", ["--help"], "penstockd", 2),
+        ("penstockd", ["serve", "job.yaml"], "penstockd", 2),
+        ("penstockd", ["check", "job.yaml"], "penstockd", 2),
+        ("penstock", ["cat", "local:job.yaml", "main"], "local:job.yaml", 1),
+        ("penstock", ["ping", "local:job.yaml"], "local:job.yaml", 1),
+        ("penstock", ["cat", "spawn:job.yaml?workers=1", "main"], "spawn:job.yaml?workers=1", 1),
+    ],
+)
+def test_without_the_extra_every_way_to_the_server_half_says_what_to_install(
+    base_folder: Path, tmp_path: Path, program: str, arguments: list[str], what: str, status: int
+) -> None:
+    """One sentence, no traceback, and no process that dies three times."""
+    (tmp_path / "job.yaml").write_text(JOB)
+
+    said = run([str(base_folder / program), *arguments], tmp_path, status)
+
+    assert said == f"{program}: error: {what} {WHAT_TO_INSTALL}"
+
+
+def test_without_the_extra_the_demo_says_what_to_install(base_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    penstock = str(base_folder / "penstock")
+
+    own = run([penstock, "demo", "job.yaml", "main"], tmp_path, 1)
+    packed = run([penstock, "demo", "--data", str(tmp_path / "corpus")], tmp_path, 1)
+
+    assert own.endswith(f"penstock: error: penstockd {WHAT_TO_INSTALL}")
+    assert "pip install 'penstock[server,tokenizers]' [missing_extra]" in packed
+    assert "Traceback" not in own + packed
+
+
+def test_without_the_extra_a_trainer_reads_from_a_node(
+    base_folder: Path, bin_folder: Path, tmp_path: Path
+) -> None:
+    """The client half needs none of it: only an address that answers."""
+    (tmp_path / "job.yaml").write_text(JOB)
+    address = f"unix:{tmp_path / 'node.sock'}"
+    serve = [str(bin_folder / "penstockd"), "serve", "job.yaml", "--listen", address]
+    node = subprocess.Popen(
+        [*serve, "--metrics", "off", "--workers", "1"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+    )
+    try:
+        assert node.stderr is not None
+        assert any("ready" in line for line in node.stderr)
+        cat = [str(base_folder / "penstock"), "cat", address, "main", "--count", "2", "--json"]
+        read = [json.loads(line) for line in run(cat, tmp_path).splitlines()]
+    finally:
+        node.terminate()
+        node.communicate(timeout=60)
+
+    assert [record["position"] for record in read] == [0, 1]
+
+
+def test_without_the_extra_check_is_still_named_as_penstockds(
+    base_folder: Path, tmp_path: Path
+) -> None:
+    said = run([str(base_folder / "penstock"), "check", "job.yaml"], tmp_path, 2)
+    assert "check is a command of penstockd: write penstockd check job.yaml" in said
 
 
 def test_nothing_comes_from_the_checkout(bin_folder: Path, tmp_path: Path) -> None:

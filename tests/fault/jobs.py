@@ -37,13 +37,21 @@ class Sized(RawItemProcessor):
 
     def size(self, raw):
         return len(raw["input_ids"])
+
+
+class Estimating(Sized):
+    """Tells a size below or above what it gives."""
+
+    def size(self, raw):
+        size = len(raw["input_ids"])
+        return max(1, size + (0, -3, 2, -1, 1)[size % 5])
 '''
 
 STEP = 12
 
 
 def write_jobs(folder: Path, **server: Any) -> Path:
-    """Write the roles and the jobs `packed` and `sized`: 6 lanes, steps of 12 batches."""
+    """Write the roles and the jobs `packed`, `sized` and `later`: 6 lanes, steps of 12 batches."""
     (folder / "roles.py").write_text(ROLES)
     items = [{"input_ids": [100 * n + k for k in range(size)]} for n, size in enumerate(LENGTHS)]
     common = {
@@ -58,6 +66,13 @@ def write_jobs(folder: Path, **server: Any) -> Path:
     jobs = {
         "packed": {**common, "processor": {"type": "./roles.py:Choosy"}},
         "sized": {**common, "processor": {"type": "./roles.py:Sized"}},
+        "later": {
+            **common,
+            "processor": {"type": "./roles.py:Estimating"},
+            "on_item_error": "quarantine",
+            "max_quarantined": 100_000,
+            "later_within": 3,
+        },
     }
     return write_job_file(folder / "jobs.yaml", jobs, **{"ready_bytes": "64 KiB", **server})
 

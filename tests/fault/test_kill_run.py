@@ -55,7 +55,10 @@ def test_ranks_may_die_at_any_moment(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "run", [("packed", 4), ("sized", 5)], indirect=True, ids=["packed", "sized"]
+    "run",
+    [("packed", 4), ("sized", 5), ("later", 6)],
+    indirect=True,
+    ids=["packed", "sized", "later"],
 )
 def test_everything_may_die_at_any_moment(run: Run) -> None:
     """Server, workers and ranks, in any order: the invariants hold behind every attempt."""

@@ -111,6 +111,7 @@ def test_kills_while_opening_and_creating_leave_a_store(tmp_path: Path) -> None:
     for seed in range(12):
         rng = random.Random(seed)
         path = tmp_path / f"{seed}" / "penstock.db"
+        path.parent.mkdir()
         writer = Writer(path, "t")
         # Not to wait for something: to die somewhere between the start and the first commits.
         writer.listen(rng.randrange(1, 4), timeout_s=rng.uniform(0.0, 0.06))

@@ -203,7 +203,10 @@ def log_id() -> Any:
 
 
 def batches() -> Any:
-    """Return a whole batch of every shipped collator: its values, and hashes of its bytes."""
+    """Return a whole batch of every shipped collator: its values, and hashes of its bytes.
+
+    Of the body that a trainer has, whatever travels in its place, and the header that says so.
+    """
     assert {name.split()[0] for name in COLLATORS} == set(BUILTIN_COLLATORS), (
         "a new collator has a batch to pin"
     )
@@ -214,9 +217,12 @@ def batches() -> Any:
         line = Line(job, 1)
         line.skip_to(1)
         made = line.make(line.advance())
-        body = bytearray(made.nbytes)
-        data = frame.with_position(made.write(memoryview(body)), 4)
-        header = BatchHeader.FromString(data)
+        sent = bytearray(made.nbytes)
+        header = BatchHeader.FromString(made.write(memoryview(sent)))
+        body = bytes(frame.completed(header, sent))
+        header.ClearField("packed")
+        header.crc32c = frame.crc32c(body)
+        data = frame.with_position(header.SerializeToString(), 4)
         found[collator] = {
             "header": hashlib.sha256(data).hexdigest(),
             "body": hashlib.sha256(body).hexdigest(),

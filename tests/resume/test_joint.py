@@ -14,7 +14,7 @@ from penstock.server.core.refs import BatchPlan
 from penstock.server.job import Job
 from penstock.server.joint_job import JointJob
 from penstock.server.local import LocalLoader
-from penstock.server.node.count import ensure_counted, part_of_lanes
+from penstock.server.node.count import ensure_counted, lanes_of_part
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
@@ -140,7 +140,7 @@ def test_reading_groups_are_numbered_over_the_sets() -> None:
             of_group.setdefault(group, set()).add(sets[lane])
     assert sorted(of_group) == list(range(len(of_group)))
     assert all(len(names) == 1 for names in of_group.values())
-    parts = [part_of_lanes(job, part, 3) for part in range(3)]
+    parts = [lanes_of_part(job, part, 3) for part in range(3)]
     assert sorted(lane for part in parts for lane in part) == list(range(job.lanes))
     assert max(of_group) < sum(roles.lanes for roles in job.role_sets if roles.name != "b")
     assert sum(len({groups[n] for n in part if groups[n] is not None}) for part in parts) == len(

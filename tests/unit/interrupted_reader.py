@@ -3,8 +3,9 @@
 
 It reads as a notebook does: an exception comes out of a call, it is caught, and the next call reads
 on. The exceptions come from a signal handler at random times (`signals`), or between two chosen
-bytecodes of the main thread (`bytecodes`), which no signal could reach more finely. It prints one
-JSON object: what it did, and the first thing that was wrong.
+bytecodes of the main thread (`bytecodes`), which no signal could reach more finely. Or nothing is
+raised, and each function that the main thread enters is looked at (`entered`). It prints one JSON
+object: what it did, and the first thing that was wrong.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from penstock.client import Loader
+from penstock.client.testing import SimulatedDevice
 from penstock.wire.errors import UnknownGroup
 
 RETURN_VALUE = dis.opmap["RETURN_VALUE"]
@@ -134,6 +136,54 @@ class Bytecodes:
         return False, result
 
 
+class Entered:
+    """Looks at every function of Python that a call enters on this thread; raises nothing.
+
+    What takes a lock there and is broken off may keep it for ever. `with lock:` over a lock of C is
+    safe; a class whose `__enter__` takes one is not.
+    """
+
+    LOCKING = ("threading", "logging", "importlib", "grpc", "concurrent")
+    """Packages that take locks in code of Python."""
+
+    HARMLESS = frozenset({"threading.Event.__init__", "threading.Condition.__init__"})
+    """They take none: what they make is known to nobody else yet."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.taken: dict[str, list[str]] = {}  # by name: from where
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if event == "call" and module.partition(".")[0] in self.LOCKING:
+            name = f"{module}.{frame.f_code.co_qualname}"
+            if name not in self.HARMLESS and name not in self.taken:
+                self.taken[name] = [
+                    f"{above.f_code.co_filename}:{above.f_lineno}" for above in _above(frame)
+                ]
+
+    def attempt(self, call: Callable[[], Any]) -> tuple[bool, Any]:
+        """Return False, and what a call returned."""
+        self.count += 1
+        sys.setprofile(self._enter)
+        try:
+            return False, call()
+        finally:
+            sys.setprofile(None)
+
+    def check(self) -> None:
+        """Refuse what was entered."""
+        for name, way in self.taken.items():
+            raise Wrong(f"{name} runs on the thread that reads, called by {', '.join(way[:6])}")
+
+
+def _above(frame: FrameType) -> Iterator[FrameType]:
+    above = frame.f_back
+    while above is not None:
+        yield above
+        above = above.f_back
+
+
 class Reader:
     """Reads with every call that a training loop makes, and holds what comes against what is due.
 
@@ -150,7 +200,9 @@ class Reader:
         self._rng, self.due, self.calls = rng, 0, 0
         self._has_begun = False
         self._holds_positions = holds_positions
-        self._values: dict[str, Any] = {"device": "cpu"} if is_ahead else {"as_numpy": True}
+        self._values: dict[str, Any] = {"as_numpy": True}
+        if is_ahead:
+            self._values = {"device": SimulatedDevice(tensors=True)}
         self._open(address)
 
     def _open(self, address: str, **options: Any) -> None:
@@ -174,20 +226,7 @@ class Reader:
         """Go on until so many interrupts came."""
         while source.count < count:
             self.calls += 1
-            name = self._rng.choices(
-                (
-                    "read",
-                    "step",
-                    "total",
-                    "state",
-                    "commit",
-                    "checkpoint",
-                    "stats",
-                    "seek",
-                    "begin",
-                ),
-                (400, 100, 40, 40, 20, 6, 10, 4, 20),
-            )[0]
+            [name] = self._rng.choices(tuple(HOW_OFTEN), tuple(HOW_OFTEN.values()))
             getattr(self, name)(source)
 
     def attempt(self, source: Any, call: Callable[[], Any]) -> tuple[bool, Any]:
@@ -305,7 +344,7 @@ def main() -> int:
     """Read; print what was found."""
     parser = argparse.ArgumentParser()
     parser.add_argument("address")
-    parser.add_argument("how", choices=("signals", "bytecodes"))
+    parser.add_argument("how", choices=("signals", "bytecodes", "entered"))
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--longest-s", type=float, default=1e-3)
@@ -313,20 +352,21 @@ def main() -> int:
     parser.add_argument("--stride", type=int, default=1)
     parser.add_argument("--ahead", action="store_true")
     args = parser.parse_args()
-    if args.ahead:
-        from penstock.client.reading.torch_device import QUEUES
-        from unit.host_queue import HostQueue
-
-        QUEUES["cpu"] = HostQueue
     rng = random.Random(args.seed)
-    source: Any = (
-        Signals(rng, args.longest_s) if args.how == "signals" else Bytecodes(rng, args.stride)
-    )
+    source: Any
+    if args.how == "signals":
+        source = Signals(rng, args.longest_s)
+    elif args.how == "bytecodes":
+        source = Bytecodes(rng, args.stride)
+    else:
+        source = Entered()
     reader = Reader(args.address, rng, not args.positions_only, args.ahead)
     wrong = None
     began = time.monotonic()
     try:
         reader.run(source, args.count)
+        if isinstance(source, Entered):
+            source.check()
     except Exception as error:
         wrong = f"{type(error).__name__}: {error}"
     ran_s = time.monotonic() - began

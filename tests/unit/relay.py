@@ -178,7 +178,7 @@ class Relay(grpc.GenericRpcHandler):
             for kind in ("break", "close", "drain", "end")
             if (limits := getattr(faults, f"{kind}_after"))
         }
-        count = body_bytes = 0
+        count = sent_bytes = 0
         for reply in replies:
             if reply.HasField("opened"):
                 self.rewrite_opened(reply.opened)
@@ -193,8 +193,8 @@ class Relay(grpc.GenericRpcHandler):
             yield from self._batch(reply)
             chunk, header = reply.chunk, reply.header
             if reply.HasField("header"):
-                body_bytes = header.body_bytes
-            if chunk.start + len(chunk.data) == body_bytes:
+                sent_bytes = frame.sent_bytes(header)
+            if chunk.start + len(chunk.data) == sent_bytes:
                 count += 1
                 yield from self._end(ends, count)
 

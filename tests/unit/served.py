@@ -27,6 +27,8 @@ from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.rpc.service import Service
 from penstock.server.store import Memory, MemoryStore
 from penstock.server.store.base import GroupRecord
+from penstock.wire.packed import Derived, Rows
+from penstock.wire.v1 import feed_pb2
 from unit.inline_workers import InlineNode, InlineWorker
 
 T = TypeVar("T")
@@ -135,15 +137,20 @@ class Values(BatchCollator):
         nbytes: About the size of the body.
         given: Values that every batch has, instead of those.
         host: Names of values that stay off the device.
+        packed: Its ids travel as packed rows.
     """
 
     version: ClassVar[int] = 1
     uses_global_rng: ClassVar[bool] = False
 
     def __init__(
-        self, nbytes: int, given: Mapping[str, Any] | None = None, host: Sequence[str] = ("grid",)
+        self,
+        nbytes: int,
+        given: Mapping[str, Any] | None = None,
+        host: Sequence[str] = ("grid",),
+        packed: bool = False,
     ) -> None:
-        self.nbytes, self.given, self.host = nbytes, given, host
+        self.nbytes, self.given, self.host, self.packed = nbytes, given, host, packed
 
     def parameters(self) -> dict[str, Any]:
         """Return what can be written down."""
@@ -156,6 +163,18 @@ class Values(BatchCollator):
         context.count("tokens", 10 + position)
         context.count("samples", 2)
         return dict(self.given) if self.given is not None else values_of(position, self.nbytes)
+
+    def collate_to_send(
+        self, rows: Sequence[Sequence[Sample]], context: CollateContext
+    ) -> dict[str, Any]:
+        """Return the values, with ids that readers make of packed rows, where that is asked for."""
+        values = self.collate(rows, context)
+        if self.packed:
+            ids = values["input_ids"].astype(np.int32)
+            seams = np.array([0, ids.size], np.int32)
+            lying = Rows(ids, seams, np.array([ids.size], np.int32))
+            values["input_ids"] = Derived(lying, feed_pb2.RULE_IDS, "int64", ids.shape)
+        return values
 
     def specs(self) -> list[KeySpec]:
         """Return what stays off the device."""
@@ -173,6 +192,7 @@ def make_job(
     bad: Sequence[int] = (),
     given: Mapping[str, Any] | None = None,
     host: Sequence[str] = ("grid",),
+    packed: bool = False,
 ) -> Job:
     """Return a job whose batch at position p is `values_of(p, nbytes)`.
 
@@ -186,12 +206,13 @@ def make_job(
         bad: Positions that cannot be made.
         given: Values that every batch has, instead of those.
         host: Names of values that stay off the device.
+        packed: Ids travel as packed rows.
     """
     return Job(
         source={"corpus": Numbers(batches or ITEMS)},
         distributor=MapDistributor(shuffle="none", source="corpus"),
         processor=Positions(gate, bad),
-        collator=Values(nbytes, given, host),
+        collator=Values(nbytes, given, host, packed),
         batch_size=1,
         lanes=lanes,
         epochs=None if batches is None else 1,
@@ -213,6 +234,7 @@ class ThreadWorker(InlineWorker):
 
     def _run(self) -> None:
         with contextlib.suppress(BrokenPipeError, ServerGone):  # the node has closed its end
+            self.side.link.begin()
             self.side.run()
 
     def close(self) -> None:

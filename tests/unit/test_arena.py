@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.server.node.arena import ARENA_BYTES, Arenas, ArenaWriter
+from penstock.server.node.memory import sealed_memory
 from penstock.server.node.spans import ArenaReader
 from penstock.wire import ALIGNMENT
 
@@ -56,7 +60,7 @@ def _longest_gap(spans: dict[int, int]) -> int:
 def test_new_arenas_are_announced_before_they_are_used() -> None:
     """One at a time, each large enough, and freed room is used before another is made."""
     announced: list[ArenaWriter] = []
-    arenas = Arenas(announced.append)
+    arenas = Arenas(announced.append, announced.remove)
 
     first = arenas.take(ARENA_BYTES // 2)
     second = arenas.take(ARENA_BYTES // 2)
@@ -80,9 +84,46 @@ def test_a_reader_sees_what_the_writer_wrote() -> None:
     assert start is not None
     writer.view[start : start + 5] = b"bytes"
     reader = ArenaReader(os.dup(writer.fd), SIZE)
-    writer.view.release()
-    writer.map.close()
-    os.close(writer.fd)
+    writer.close()
 
     assert bytes(reader.view[start : start + 5]) == b"bytes"
+    reader.close()
+
+
+def test_nobody_writes_where_another_process_reads() -> None:
+    """Though the file be its own: opened anew for writing, it is neither mapped nor written.
+
+    The worker that had it mapped before goes on, and who borrows it may have pages of its own.
+    """
+    writer = ArenaWriter(0, SIZE)
+    reader = ArenaReader(os.dup(writer.fd), SIZE)
+    os.fchmod(reader.fd, 0o600)
+    anew = os.open(f"/proc/self/fd/{reader.fd}", os.O_RDWR)
+
+    for write in (
+        lambda: os.pwrite(anew, b"other", 0),
+        lambda: mmap.mmap(anew, SIZE),
+        lambda: os.ftruncate(anew, 0),
+        lambda: fcntl.fcntl(anew, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE),
+    ):
+        with pytest.raises(PermissionError):
+            write()
+
+    writer.view[:5] = b"bytes"
+    assert bytes(reader.view[:5]) == b"bytes"
+    private = mmap.mmap(reader.fd, SIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    private[:5] = b"other"
+    assert bytes(reader.view[:5]) == b"bytes"
+    assert reader.may_be_lent
+    private.close()
+    os.close(anew)
+    reader.close()
+    writer.close()
+
+
+def test_what_others_may_write_to_is_not_lent() -> None:
+    """An arena that is sealed in its size alone is read here, and its batches are sent."""
+    reader = ArenaReader(sealed_memory("arena", SIZE), SIZE)
+
+    assert not reader.may_be_lent
     reader.close()

@@ -15,7 +15,8 @@ from penstock.server.node.entry import Entry, State
 from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
 from penstock.server.node.lanes import KEPT_PLANS
 from penstock.server.node.memory import sealed_memory
-from penstock.server.node.reader import MAX_PENDING, Reader
+from penstock.server.node.peers import MAX_PENDING
+from penstock.server.node.reader import Reader
 from penstock.server.node.room import has_stalled, is_owed, lacks, spare
 from penstock.server.node.spans import ArenaReader, Span
 from penstock.server.roles.processors import FunctionProcessor
@@ -62,7 +63,7 @@ def finish(log: Log, entry: Entry, nbytes: int = SIZE, header: bytes = b"") -> l
     let_go: list[Entry] = []
     if entry.state is State.WANTED:
         log.started(entry)
-    log.ready(entry, header, nbytes, span_of(nbytes, lambda: let_go.append(entry)))
+    log.ready(entry, header, nbytes, nbytes, span_of(nbytes, lambda: let_go.append(entry)))
     return let_go
 
 
@@ -176,11 +177,12 @@ def test_what_is_kept_for_a_wide_horizon_gives_way_to_what_is_owed() -> None:
     assert owed is made[7]
     missing = near.pending[8]
     assert lacks(log, missing, log.busy_bytes) > 0
-    assert spare(log, missing) == []  # nobody is owed it, and nobody has stalled
+    assert list(spare(missing, [log])) == []  # nobody is owed it, and nobody has stalled
     wide.moved_at -= 60
-    assert {entry.key.position for _, entry in spare(log, missing)} == {1, 2}
+    assert [entry.key.position for _, entry, _ in spare(missing, [log])] == [2, 1]
 
     log.push_out(made[2])
+    assert [entry.key.position for _, entry, _ in spare(missing, [log])] == [1]
     assert wide.pending[2] is not made[2]
     assert wide.pending[2].state is State.WANTED
     assert log.ready_bytes == 4 * SIZE
@@ -262,6 +264,28 @@ def test_a_batch_is_made_once_for_all_readers_in_its_window() -> None:
     two.sent(second)
 
     assert (log.ready_bytes, log.kept.nbytes, log.produced) == (0, SIZE, 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_made_again_is_what_was_made_before(seed: int) -> None:
+    """Not what finishes after a later batch of its lane, nor the padding of a batch's shapes."""
+    log = Log(make_job(lanes=2), bound_bytes=10**9)
+    reader = whole(log, 40)
+    entries = list(reader.pending.values())
+    random.Random(seed).shuffle(entries)
+    for entry in entries:
+        finish(log, entry)
+    assert (log.produced, log.recomputed) == (40, 0), seed
+
+    for again in entries[:3]:
+        log.push_out(again)
+        finish(log, log.entries[again.key])
+    assert (log.produced, log.recomputed) == (43, 3), seed
+
+    padding = log.want(entries[5].key._replace(blank=True), reader)
+    finish(log, padding)
+    assert (log.produced, log.recomputed) == (44, 3), seed
+    assert entries[5].key[1:3] in log.made
 
 
 def test_a_late_reader_takes_what_is_kept() -> None:
@@ -598,7 +622,7 @@ class _Model:
                 return
             nbytes = self.rng.choice([0, 1, SIZE, 3 * SIZE])
             self.lives += 1
-            self.log.ready(entry, b"", nbytes, span_of(nbytes, self.die))
+            self.log.ready(entry, b"", nbytes, nbytes, span_of(nbytes, self.die))
 
     def die(self) -> None:
         self.lives -= 1

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,10 @@ def test_behind_a_url_the_filesystem_says_what_changes() -> None:
         ({"created": now}, False),
         ({"created": old.replace(tzinfo=None)}, False),
         ({"LastModified": (old - timedelta(days=3)).isoformat()}, True),
-        ({"LastModified": "Sun, 06 Nov 1994 08:49:37 GMT"}, False),
+        ({"LastModified": "Sun, 06 Nov 1994 08:49:37 GMT"}, True),
+        ({"Last-Modified": format_datetime(old, usegmt=True)}, True),
+        ({"Last-Modified": format_datetime(now, usegmt=True)}, False),
+        ({"Last-Modified": "yesterday"}, False),
         ({}, False),
     ]
 

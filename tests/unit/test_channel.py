@@ -30,7 +30,14 @@ from penstock.server.node.messages import (
 MESSAGES: list[FromWorker] = [
     Ready(),
     Done(
-        3, Body(0, 64, 5), bytes(range(256)), b"", {"samples": 1}, False, (Snapshot(4, b"x"),), {}
+        3,
+        Body(0, 64, 5, 9),
+        bytes(range(256)),
+        b"",
+        {"samples": 1},
+        False,
+        (Snapshot(4, b"x"),),
+        {},
     ),
     TicketFailed(4, "bad_item", "\u2028 ü ✓", {"a": [1, None]}),
     Planned(5, (b"\0" * 5, b""), True, ()),

@@ -400,8 +400,11 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (latin / "chat_template.jinja").write_bytes(b"{{ messages }} \xe9")
     with pytest.raises(InvalidJob, match=r"chat_template.jinja' cannot be read: it is not UTF-8"):
         ChatProcessor(latin).content()
+    (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidJob, match="there is no tokenizer file"):
-        ChatProcessor(tmp_path / "missing").content()
+        ChatProcessor(tmp_path / "empty").content()
+    with pytest.raises(InvalidJob, match=r"hf download Qwen/Qwen3-0.6B --include '\*\.j\*'"):
+        ChatProcessor(tmp_path / "Qwen" / "Qwen3-0.6B").content()
     columns = {"id": "int64", "mesages": "list<struct>"}
     with pytest.raises(InvalidJob, match="did you mean 'mesages'"):
         ChatProcessor(tmp_path / "missing").check_columns(columns)

@@ -75,3 +75,11 @@ def test_a_line_of_the_log_is_not_waited_for_for_ever(
             caplog.handler.release()
         tell(logger.warning, "and on")
     assert "and on" in caplog.messages
+
+
+def test_a_terminal_obeys_nothing_of_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Why a node drains is its own words; a trainer's log goes to a terminal as it is."""
+    with caplog.at_level(logging.INFO):
+        tell(logging.getLogger("penstock").info, "job %r: %s (%d)", "x", "red \x1b[31m", 7)
+
+    assert caplog.messages == [r"job 'x': red \x1b[31m (7)"]

@@ -7,10 +7,11 @@ import mmap
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from penstock.client.reading import buffers
-from penstock.client.reading.buffers import BufferPool, PlainMemory, size_class
+from penstock.client.reading.buffers import BufferPool, Lease, size_class
 from penstock.wire.malloc import keep_memory
 
 
@@ -55,40 +56,37 @@ def test_sizes_that_were_once_used_give_way_to_those_in_use(
     assert again.array.ctypes.data == address
 
 
-def test_another_kind_of_memory_is_lent_from_then_on() -> None:
-    """What is leased of the first kind stays as it is, and is not lent again."""
-    pool, other = BufferPool(keep=4), Mapped()
-    before = pool.lease(5000)
-    before.array[:] = 7
-    free = pool.lease(5000)
-    del free
-    gc.collect()
-
-    pool.use(other)
-
-    after = [pool.lease(5000) for _ in range(2)]
-    assert [lease.is_pinned for lease in (before, *after)] == [False, True, True]
-    assert len(other.made) == 2
-    assert (before.array == 7).all()
-    del before
-    gc.collect()
-    after.append(pool.lease(5000))
-    assert len(other.made) == 3
-    assert pool.statistics()["leased_bytes"] == 3 * size_class(5000)
-
-
-class Mapped(PlainMemory):
-    """Another kind of memory, which says that a device can copy from it."""
-
-    is_pinned = True
+class OneSpan:
+    """Memory with room for one body: a `Memory`."""
 
     def __init__(self) -> None:
-        self.made: list[int] = []
+        self.is_taken = False
 
-    def new(self, size: int) -> mmap.mmap:
-        """Return zeroed memory, and count it."""
-        self.made.append(size)
-        return super().new(size)
+    def lease(self, nbytes: int) -> Lease | None:
+        """Return memory once."""
+        if self.is_taken:
+            return None
+        self.is_taken = True
+        return Lease(np.zeros(nbytes, np.uint8), [], is_pinned=True)
+
+    def statistics(self) -> dict[str, int]:
+        """Return what is taken."""
+        return {"leased_bytes": 8192 * self.is_taken, "free_bytes": 8192 * (not self.is_taken)}
+
+
+def test_other_memory_is_lent_from_then_on_as_long_as_it_has_room() -> None:
+    """What is leased stays as it is; plain memory takes over, and nothing is waited for."""
+    pool = BufferPool(keep=4)
+    before = pool.lease(5000)
+    before.array[:] = 7
+
+    pool.use(OneSpan())
+
+    assert pool.statistics() == {"leased_bytes": 8192, "free_bytes": 8192}
+    after = [pool.lease(5000) for _ in range(3)]
+    assert [lease.is_pinned for lease in (before, *after)] == [False, True, False, False]
+    assert (before.array == 7).all()
+    assert pool.statistics() == {"leased_bytes": 4 * 8192, "free_bytes": 0}
 
 
 FORK = """

@@ -26,6 +26,7 @@ import pytest
 from penstock.client import Loader, cli
 from penstock.client.commands import layout, top
 from penstock.wire.errors import CheckpointExists
+from penstock.wire.programs import COMMANDS
 from penstock.wire.text import batch_text
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 from unit.relay import Relay
@@ -489,7 +490,30 @@ def test_a_dumb_terminal_is_not_drawn_over(node: ServedNode) -> None:
     assert b"\x1b" not in shown
 
 
-def test_rates_of_top_are_those_since_the_last_refresh() -> None:
+def test_a_reader_whose_steps_are_longer_than_a_refresh_moves() -> None:
+    """Rates are over 10 s, or over all that there is of a reader."""
+
+    def status(batches: int, node: str = "a") -> dict[str, Any]:
+        reader = {"group": "run", "rank": 0, "world_size": 1, "sent_batches": batches}
+        return {"node": node, "jobs": [{"name": "code", "groups": [reader]}]}
+
+    def shown(samples: top.Samples) -> float | None:
+        return samples.rate("code", samples.status["jobs"][0]["groups"][0], "sent_batches")
+
+    samples = top.Samples(status(0), 0.0)
+    rates = []
+    for second in range(1, 31):
+        samples.add(status(second // 5), float(second))
+        rates.append(shown(samples))
+
+    assert rates[3] == 0  # before the first step
+    assert rates[4] == pytest.approx(0.2)
+    assert all(rate == pytest.approx(0.2) for rate in rates[9:])
+    samples.add(status(3, node="b"), 31.0)
+    assert shown(samples) is None
+
+
+def test_rates_of_top_are_those_of_a_while() -> None:
     def status(batches: int, node: str = "a") -> dict[str, Any]:
         reader = {"group": "run", "rank": 0, "world_size": 1, "sent_batches": batches}
         reader |= {"sent_bytes": batches * 1024, "next": batches, "horizon": batches + 4}
@@ -588,7 +612,8 @@ def test_top_sorts_by_job_group_and_rank() -> None:
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        *((0, "0.0"), (99.94, "99.9"), (100, "100"), (9999, "9999"), (12_345, "12.3k")),
+        *((0, "0"), (0.001, "<0.01"), (0.04, "0.04"), (0.25, "0.2"), (99.94, "99.9")),
+        *((99.96, "100"), (999, "999"), (1072, "1.07k"), (9801, "9.80k"), (12_345, "12.3k")),
         *((84_000, "84.0k"), (999_499, "999k"), (999_500, "1.00M"), (8_400_000, "8.40M")),
         *((3e15, "3000T"),),
     ],
@@ -695,7 +720,7 @@ def test_a_reader_that_has_enough_ends_the_command_quietly(node: ServedNode) -> 
     assert (process.wait(60), err) == (0, "")
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in cli.COMMANDS)])
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS["penstock"])])
 @pytest.mark.parametrize("columns", [80, 120])
 def test_help_fits_its_terminal(
     command: list[str],

@@ -160,6 +160,8 @@ def test_a_checkpoint_names_exactly_the_step_that_is_given(node: ServedNode) -> 
         assert loader.checkpoint("now") == 5
         with pytest.raises(CheckpointExists):
             loader.checkpoint("step-3", step=4)
+        with pytest.raises(InvalidRequest, match=r"checkpoint\(5\): pass a name first"):
+            loader.checkpoint(5)  # type: ignore[arg-type]
 
 
 def test_commits_outlast_a_node_that_is_away_for_a_moment(node: ServedNode) -> None:

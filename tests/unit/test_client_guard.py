@@ -11,7 +11,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.client import Loader
 from penstock.client.run.guard import ProcessGuard
@@ -56,6 +55,7 @@ def test_another_process_is_refused() -> None:
     guard.check()
 
 
+@pytest.mark.torch
 def test_a_loader_may_be_used_while_another_thread_imports_torch() -> None:
     """As the next call does after the first one, which imports torch aside, was broken off.
 
@@ -123,17 +123,12 @@ def test_a_fork_of_a_reading_process_gets_an_error_and_both_end() -> None:
     assert (process.returncode, out.split()) == (0, ["42", "1"]), err
 
 
-class Wrapped(IterableDataset):  # type: ignore[type-arg]
-    """What people write first: a Loader inside a dataset."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        return iter(Loader(self.address, "code", rank=0, world_size=1))
-
-
+@pytest.mark.torch
 def test_a_worker_of_a_dataloader_is_told_to_use_none() -> None:
+    from torch.utils.data import DataLoader
+
+    from unit.wrapped_loader import Wrapped
+
     with ServedNode() as node:
         data = DataLoader(
             Wrapped(node.address),

@@ -39,25 +39,39 @@ def interrupted(target: str, how: str, *options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("how", "options"),
+    ("how", "options", "packed"),
     [
-        ("signals", ("--seed", 1)),
-        ("signals", ("--seed", 2, "--longest-s", 1e-4)),
-        ("bytecodes", ("--seed", 3)),
-        ("bytecodes", ("--seed", 4, "--stride", 30)),
+        ("signals", ("--seed", 1), False),
+        ("signals", ("--seed", 2, "--longest-s", 1e-4), False),
+        ("bytecodes", ("--seed", 3), False),
+        ("bytecodes", ("--seed", 4, "--stride", 30), False),
+        ("signals", ("--seed", 5), True),
+        ("bytecodes", ("--seed", 6, "--stride", 30), True),
     ],
 )
 def test_a_loader_that_is_interrupted_reads_on_at_the_same_position(
-    how: str, options: tuple[Any, ...]
+    how: str, options: tuple[Any, ...], packed: bool
 ) -> None:
     """Nothing lost, nothing repeated, no call that hangs, and a close that takes no seconds."""
     count = COUNT if how == "bytecodes" else COUNT // 2  # by chance, and each takes its time
-    with ServedNode() as node:
+    with ServedNode(packed=packed) as node:
         found = interrupted(node.address, how, count, *options)
 
     assert found["wrong"] is None, found
     assert found["interrupts"] >= count
     assert found["close_s"] < 5
+
+
+@pytest.mark.parametrize("options", [(), pytest.param(("--ahead",), marks=pytest.mark.torch)])
+def test_the_thread_that_reads_enters_no_code_that_takes_locks_in_python(
+    options: tuple[str, ...],
+) -> None:
+    """Whatever of it is broken off between the right two bytecodes keeps its lock for ever."""
+    with ServedNode() as node:
+        found = interrupted(node.address, "entered", 1000, *options)
+
+    assert found["wrong"] is None, found
+    assert found["position"] > 100
 
 
 @pytest.mark.parametrize("how", ["signals", "bytecodes"])

@@ -204,6 +204,7 @@ def _rank(rank: int, port: int, address: str, results: Any) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.torch
 def test_processes_of_torch_distributed_share_a_token_and_sum_over_all() -> None:
     """Two real processes over gloo: one generation, each rank's count of the step, on both."""
     from unit.served import ServedNode

@@ -10,7 +10,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from harness import write_job_file
 from penstock.client import Batch, Limits, Loader, Ranks
@@ -92,15 +91,20 @@ def test_bodies_of_many_chunks_arrive_whole() -> None:
             np.testing.assert_array_equal(batch["input_ids"], wanted)
 
 
+AS_NUMPY = [True, pytest.param(False, marks=pytest.mark.torch)]
+
 DTYPES = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
 ]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_tensors_of_every_dtype_and_shape(device: str | None) -> None:
     """Every dtype of the wire, 0-d, empty and 2-d, has its tensor, equal to what was sent."""
+    import torch
+
     arrays = {}
     for name in DTYPES:
         dtype = ml_dtypes.bfloat16 if name == "bfloat16" else name
@@ -121,10 +125,19 @@ def test_tensors_of_every_dtype_and_shape(device: str | None) -> None:
         assert tensor.to(torch.complex128).tolist() == array.astype("complex128").tolist(), key
 
 
+def dtype_of(name: str, as_numpy: bool) -> Any:
+    """Return a dtype of NumPy, or of torch."""
+    if as_numpy:
+        return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    import torch
+
+    return getattr(torch, name)
+
+
 NARROW = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]
 
 
-@pytest.mark.parametrize("as_numpy", [True, False])
+@pytest.mark.parametrize("as_numpy", AS_NUMPY)
 def test_labels_are_int64_whatever_travels(as_numpy: bool) -> None:
     """Losses index with int64 alone; other values keep the dtype that travelled."""
     for dtype in [*NARROW, "int64"]:
@@ -134,15 +147,13 @@ def test_labels_are_int64_whatever_travels(as_numpy: bool) -> None:
         with ServedNode(given=given) as node, alone(node, as_numpy=as_numpy) as loader:
             (batch,) = take(loader, 1)
 
-        wide, kept = (
-            (np.int64, np.dtype(dtype)) if as_numpy else (torch.int64, getattr(torch, dtype))
-        )
+        wide, kept = dtype_of("int64", as_numpy), dtype_of(dtype, as_numpy)
         assert (batch["labels"].dtype, batch["input_ids"].dtype) == (wide, kept)
         assert batch["parts"][0].dtype == kept
         assert batch["labels"].tolist() == labels.tolist()
 
 
-@pytest.mark.parametrize("as_numpy", [True, False])
+@pytest.mark.parametrize("as_numpy", AS_NUMPY)
 def test_lists_of_labels_are_int64_too(as_numpy: bool) -> None:
     labels = [np.array([1, -100], np.int32), None, [np.array([2], np.int8)]]
 
@@ -153,13 +164,13 @@ def test_lists_of_labels_are_int64_too(as_numpy: bool) -> None:
         (batch,) = take(loader, 1)
 
     first, nothing, (inner,) = batch["labels"]
-    wide = np.int64 if as_numpy else torch.int64
+    wide = dtype_of("int64", as_numpy)
     assert (first.dtype, nothing, inner.dtype) == (wide, None, wide)
     assert (first.tolist(), inner.tolist()) == ([1, -100], [2])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bool", "uint64", "bfloat16"])
-@pytest.mark.parametrize("as_numpy", [True, False])
+@pytest.mark.parametrize("as_numpy", AS_NUMPY)
 def test_labels_that_int64_cannot_stand_for_are_left_alone(as_numpy: bool, dtype: str) -> None:
     """Targets of a regression, masks, and integers that int64 cannot hold."""
     found = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
@@ -168,7 +179,7 @@ def test_labels_that_int64_cannot_stand_for_are_left_alone(as_numpy: bool, dtype
     with ServedNode(given=given) as node, alone(node, as_numpy=as_numpy) as loader:
         (batch,) = take(loader, 1)
 
-    assert batch["labels"].dtype == (np.dtype(found) if as_numpy else getattr(torch, dtype))
+    assert batch["labels"].dtype == dtype_of(dtype, as_numpy)
 
 
 def test_bfloat16_arrays_have_the_dtype_of_ml_dtypes() -> None:
@@ -345,9 +356,38 @@ def test_a_length_is_known_before_the_state_is_loaded() -> None:
                     assert len(loader) == len(list(loader)) == 12
 
 
-def test_an_endless_job_has_no_length(node: ServedNode) -> None:
-    with alone(node) as loader, pytest.raises(TypeError, match="endless"):
-        len(loader)
+def test_an_endless_job_has_no_length_and_says_what_to_do(node: ServedNode) -> None:
+    with alone(node) as loader:
+        for asked in (loader, loader.steps()):
+            with pytest.raises(TypeError, match=r"endless.*max_steps.*epochs: 1.*LoaderDataset"):
+                len(asked)
+
+
+def test_a_loader_shows_where_it_stands_and_asks_nobody() -> None:
+    """In a notebook, before reading, between batches, at the end and after it is closed."""
+    with ServedNode(batches=3) as node:
+        with alone(node, group="run", attempt="a") as loader:
+            who = f"<Loader of job 'code' at {node.address}, group 'run'"
+            assert repr(loader) == f"{who}: nothing is read yet>"
+            assert repr(loader.steps()) == f"<Steps of {repr(loader)[1:]}"
+            batches = iter(loader)
+            next(batches)
+            assert repr(loader) == f"{who}, rank 0 of 1: next is position 1, step 1; 1 batch given>"
+            list(batches)
+            assert repr(loader) == f"{who}, rank 0 of 1: at its end; 3 batches given>"
+        assert repr(loader) == f"{who}, rank 0 of 1: closed; 3 batches given>"
+        waiting = alone(node, start="state", attempt="b", group="run")
+        assert repr(waiting) == f"{who}: waits for load_state_dict()>"
+        waiting.close()
+    assert "nothing is read yet" in repr(alone(node))  # of a node that is gone
+
+
+def test_a_value_that_is_asked_for_as_an_attribute_says_how_to_get_it(node: ServedNode) -> None:
+    with alone(node) as loader:
+        batch = next(iter(loader))
+
+    with pytest.raises(AttributeError, match=r"it is a value, batch\['input_ids'\]"):
+        _ = batch.input_ids
 
 
 # --- steps ---
@@ -577,6 +617,10 @@ def test_a_rank_is_said_by_arguments_or_by_one_value(node: ServedNode) -> None:
 def test_arrays_on_a_device_are_refused(node: ServedNode) -> None:
     with alone(node, device="cpu") as loader, pytest.raises(InvalidRequest, match="as_numpy"):
         next(iter(loader))
+
+
+@pytest.mark.torch
+def test_a_device_that_torch_does_not_know_is_refused(node: ServedNode) -> None:
     with (
         alone(node, as_numpy=None, device="nowhere") as loader,
         pytest.raises(InvalidRequest, match="not a device of torch"),
@@ -584,13 +628,19 @@ def test_arrays_on_a_device_are_refused(node: ServedNode) -> None:
         next(iter(loader))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="it is refused where there is none")
+@pytest.mark.torch
 def test_a_cuda_device_that_is_not_there_is_refused(node: ServedNode) -> None:
-    with (
-        alone(node, as_numpy=None, device="cuda") as loader,
-        pytest.raises(InvalidRequest, match="device='cuda': torch finds no CUDA device here"),
-    ):
-        next(iter(loader))
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device: only where there is none is it refused")
+    for memory in ("auto", "torch", "plain"):
+        with (
+            alone(node, as_numpy=None, device="cuda", memory=memory) as loader,
+            pytest.raises(InvalidRequest, match=r"device='cuda': torch .* without CUDA") as caught,
+        ):
+            next(iter(loader))
+        assert caught.value.code == "no_device"
 
 
 @pytest.mark.parametrize("target", [None, 7, b"127.0.0.1:50051"])

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.client import Batch, Loader
 from penstock.client.backoff import Backoff
-from penstock.client.reading import transport
+from penstock.client.reading import connection
 from penstock.client.reading.route import MAX_REREADS
 from penstock.wire.errors import (
     BadFrame,
@@ -147,6 +147,20 @@ def test_another_log_behind_the_same_name_is_refused() -> None:
 
         with pytest.raises(JobChanged, match="is now log"):
             list(itertools.islice(batches, 3))
+
+
+@pytest.mark.parametrize("lanes", [0, 65_537, 2**32 - 1])
+def test_a_log_of_lanes_that_no_log_has_is_refused(lanes: int) -> None:
+    """Before anything is made for each of them: 2^32 of them would take all memory."""
+
+    def announce(opened: feed_pb2.Opened) -> None:
+        opened.lanes = lanes
+
+    with relayed() as (relay, _), reader(relay) as loader:
+        relay.rewrite_opened = announce
+
+        with pytest.raises(BadFrame, match=rf"'code' has {lanes} lanes, and a log has from 1 to"):
+            next(iter(loader))
 
 
 def test_a_stream_of_another_log_is_refused() -> None:
@@ -373,9 +387,9 @@ def test_a_silent_network_is_noticed_by_keepalive(monkeypatch: pytest.MonkeyPatc
     """GRPC's own bound for the answer to a ping is a minute, whatever the keepalive's is."""
     short = tuple(
         (name, value // 20 if name.endswith("_ms") else value)
-        for name, value in transport.CHANNEL_OPTIONS
+        for name, value in connection.CHANNEL_OPTIONS
     )
-    monkeypatch.setattr(transport, "CHANNEL_OPTIONS", short)
+    monkeypatch.setattr(connection, "CHANNEL_OPTIONS", short)
     with ServedNode() as node:
         way = Silent(int(node.address.rpartition(":")[2]))
         with Loader(

@@ -38,6 +38,10 @@ from unit.served import ServedNode
         ("penstock:70000", "write host:port"),
         ("http://penstock:50051", "write host:port"),
         ("", "write host:port"),
+        ("penstock.yaml", "spawn:penstock.yaml"),
+        ("/run/penstock.sock", "unix:/run/penstock.sock is"),
+        ("127.0.0.1", "it has no port"),
+        ("https://penstock:50051", "no scheme and no path"),
         ("a:1,b:2", "reads from one"),
         (["a:1", "b:2"], "reads from one"),
         ([], "reads from one"),
@@ -134,7 +138,7 @@ def test_a_node_that_was_started_for_us_is_read_and_ended_with_the_loader(
 
 def test_a_transport_of_another_package_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with ServedNode(batches=2) as node:
-        transport = GrpcTransport(node.address)
+        transport = open_transport(node.address)
         offer(monkeypatch, {"local": lambda rest: transport})
 
         with Loader("local:job.yaml", "code", rank=0, world_size=1) as loader:

@@ -135,7 +135,7 @@ def test_of_several_mistakes_the_first_in_the_file_is_told(tmp_path: Path) -> No
     ("text", "line", "says"),
     [
         ("jobs:\n  a: [1\n", 3, "this is not YAML"),
-        ("jobs:\n\ta: 1\n", 2, "this is not YAML"),
+        ("jobs:\n\ta: 1\n", 2, "this is not YAML: a tab stands"),
         (GOOD + "    seed: 8\n", 9, "jobs.code.seed is given twice, first on line 5"),
         (GOOD + "---\njobs: {}\n", 9, "this is not YAML"),
         ("jobs: &a {x: *a}\n", 1, "contains itself"),
@@ -219,11 +219,24 @@ def test_flags_win_over_environment_and_environment_over_the_file(tmp_path: Path
     assert server.store == "sqlite:///penstock.db"
 
 
+def test_a_section_of_the_server_is_json_in_its_variable(tmp_path: Path) -> None:
+    """A chart gives certificates so, beside a job file that says nothing of them."""
+    tls = '{"cert": "tls.crt", "key": "tls.key", "min_version": "1.3"}'
+
+    server = read(tmp_path, GOOD, environ={"PENSTOCK_TLS": tls}).server
+
+    assert server.tls is not None
+    assert (server.tls.cert, server.tls.key, server.tls.client_ca) == ("tls.crt", "tls.key", None)
+    assert server.tls.min_version == "1.3"
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"environ": {"PENSTOCK_WORKERS": "x"}}, "PENSTOCK_WORKERS is 'x'"),
         ({"overrides": {"ready_bytes": "lots"}}, "--ready-bytes is 'lots'"),
+        ({"environ": {"PENSTOCK_TLS": '{"cert": "a"}'}}, "PENSTOCK_TLS.key is missing"),
+        ({"environ": {"PENSTOCK_TLS": "cert.pem"}}, "PENSTOCK_TLS is no JSON"),
     ],
 )
 def test_a_wrong_override_names_where_it_came_from(

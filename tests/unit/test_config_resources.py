@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.resources import usable_cpus, usable_memory_bytes
+from penstock.wire.resources import usable_cpus, usable_memory_bytes
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.pipeline.kept import KEPT_BYTES, NODE_KEPT_BYTES
 from penstock.server.sources.cache import FREE_BYTES
 from penstock.server.store.transactions import CROWDED
-from penstock.wire import prefetch
+from penstock.wire import metrics, prefetch
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operate.md").read_text()
@@ -61,6 +61,11 @@ def test_bounds_are_those_of_the_code() -> None:
     assert KEPT_SHARE == 4
     assert f"empty for {IDLE_TAKES:,} batches, or {IDLE_BYTES >> 20} MiB of them," in PAGE
     assert f"at most {CROWDED} snapshots a lane" in PAGE
+
+
+def test_the_table_of_metrics_is_that_of_the_code() -> None:
+    """All columns; `python -m penstock.wire.metrics` prints it."""
+    assert f"\n{metrics.table()}\n" in PAGE
 
 
 def test_files_that_it_names_are_there() -> None:

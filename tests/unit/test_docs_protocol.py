@@ -7,14 +7,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness import serving, write_job_file
 from penstock.server.jobs.load import load
 from penstock.server.local import LocalLoader
+from penstock.server.rpc.gathering import GATHER_S, GATHER_SHARE
 from penstock.server.rpc.read import WAITING_EVERY_S
 from penstock.server.rpc.service import OPTIONS
+from penstock.server.rpc.streams import WIDE_BUNDLE_BYTES
+from penstock.server.rpc.unsent import MUCH_BYTES
 from penstock.wire import (
     ALIGNMENT,
     CHUNK_BYTES,
@@ -115,6 +119,14 @@ def test_numbers_are_those_of_the_code() -> None:
     assert limits["Body bytes in one chunk"] == f"{wide} MiB, mostly {usual} MiB"
     assert f"comes in chunks of up to {wide} MiB" in section("A batch is a header and chunks")
     assert limits["A header"].startswith("16 MiB less 1 MiB for a chunk and 4 KiB;")
+    assert f"While {MUCH_BYTES >> 20} MiB of messages" in section("A batch is a header and chunks")
+    assert f"chunks have {usual} MiB at most" in section("A batch is a header and chunks")
+    bundles, widest = section("Bundles"), WIDE_BUNDLE_BYTES >> 20
+    assert f"at most {usual} MiB together, or {widest} MiB as long" in bundles
+    assert f"no message of the stream had {widest // 2} MiB" in bundles
+    assert f"at most {GATHER_S * 1e3:.0f} ms after its last message" in bundles
+    assert "less in a stream's first second" in bundles
+    assert pytest.approx(1.0) == GATHER_S / GATHER_SHARE
     assert MAX_HEADER_BYTES == MAX_MESSAGE_BYTES - CHUNK_BYTES - (4 << 10)
     assert (limits["Positions, offsets, steps"], MAX_POSITION) == ("below 2^63", (1 << 63) - 1)
     assert limits["Dimensions of a tensor"] == str(MAX_DIMENSIONS)
@@ -132,20 +144,39 @@ def test_numbers_are_those_of_the_code() -> None:
     assert limits["A server's keepalive pings"].startswith("every 30 seconds;")
 
 
-@pytest.mark.parametrize("job", ["numbers", "large", "texts"])
+@pytest.mark.parametrize("job", ["numbers", "large", "texts", "packed", "wide"])
 def test_the_client_in_one_page_reads_what_local_computes(tmp_path: Path, job: str) -> None:
-    """Small batches, batches of several chunks, and batches without a body."""
-    [(name, client)] = re.findall(r"^<!-- file: (\S+) -->\n```python\n(.*?)^```", PAGE, re.M | re.S)
-    (tmp_path / name).write_text(client)
+    """Small batches, batches of several chunks, without a body, and of packed rows."""
+    for name, code in re.findall(r"^<!-- file: (\S+) -->\n```python\n(.*?)^```", PAGE, re.M | re.S):
+        (tmp_path / name).write_text(code)
     (tmp_path / "large.py").write_text(
         "import numpy as np\n\n\ndef make(raw):\n"
         '    return {"x": np.arange(raw, raw + 400_000, dtype="int64")}\n'
     )
-    items = {"numbers": list(range(40)), "large": [1, 2, 3], "texts": [{"t": "a"}, {"t": "bc"}]}
+    documents = [{"input_ids": list(range(5, 6 + size))} for size in (1, 4, 9, 2, 7, 3)]
+    items = {
+        "numbers": list(range(40)),
+        "large": [1, 2, 3],
+        "texts": [{"t": "a"}, {"t": "bc"}],
+        "packed": documents,
+        "wide": documents,
+    }
+    packing: dict[str, dict[str, Any]] = {
+        "packed": {
+            "batcher": {"type": "best_fit", "max_tokens": 16, "pool_size": 4, "rows": 2},
+            "collator": {"type": "packed"},
+        },
+        # Its ids alone are more than one chunk.
+        "wide": {
+            "batcher": {"type": "best_fit", "max_tokens": 16, "pool_size": 4, "rows": 3},
+            "collator": {"type": "packed", "pad_to": 160_000, "layout": "thd"},
+        },
+    }
     file = write_job_file(
         tmp_path / "penstock.yaml",
         {
-            name: {"lanes": 3, "source": {"type": "items", "items": items[name]}, "batch_size": 1}
+            name: {"lanes": 3, "source": {"type": "items", "items": items[name]}}
+            | packing.get(name, {"batch_size": 1})
             | ({"function": "./large.py:make"} if name == "large" else {})
             for name in items
         },

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.server.commands.plan import report
+from penstock.server.commands.plan_text import render
 from penstock.server.forecast.planned_figures import check_fits, figures_of_planned
 from penstock.server.forecast.report import PlanReport
 from penstock.server.forecast.window_figures import WindowFigures, add_up
@@ -532,24 +533,32 @@ class Spelled(RawItemProcessor):
         return {"input_ids": list(range(raw["n"]))}
 
 
+@pytest.mark.parametrize("lanes", [4, 24])
 @pytest.mark.parametrize("packer", ["decreasing", "concat", "cut"])
-def test_what_is_processed_for_each_piece_is_told(packer: str, tmp_path: Path) -> None:
-    """As often as making the batches does it."""
+def test_what_is_processed_for_each_piece_is_told(packer: str, lanes: int, tmp_path: Path) -> None:
+    """As often as making the batches does it: more often where lanes have few of a window."""
     data = ItemsSource([{"n": 5 if n % 3 else 200} for n in range(90)])
 
     def built(plan: Plan | None) -> Job:
         batcher = PACKERS[packer].clone()
-        return Job(data, None, Spelled(), batcher, PackedCollator(), plan=plan, epochs=1, lanes=4)
+        given = {"plan": plan, "epochs": 1, "lanes": lanes}
+        return Job(data, None, Spelled(), batcher, PackedCollator(), **given)
 
     job = with_plan(built, tmp_path / "sizes.index", {})
     found = planned(job)
     Spelled.made = 0
-    for lane in range(4):
+    for lane in range(lanes):
         line = Line(job, lane)
         for _ in range(job.known_end(lane) or 0):
             line.make(line.advance())
 
     times = Spelled.made / sum(item["n"] for item in data.fetch(range(90)))
-    told = [note for note in found.notes if note.startswith("the pieces of a long sample")]
-    assert bool(told) == (times > 1.2) == (packer != "cut")
-    assert all(f"{times:.1f} times the processing" in note for note in told)
+    told = [note for note in found.notes if note.startswith("samples are processed")]
+    assert bool(told) == (times > 1.2)
+    assert all(f"samples are processed {times:.1f} times" in note for note in told)
+    assert (found.processing is None) == (packer == "cut")
+    if found.processing is not None:
+        assert found.processing.times == pytest.approx(times, rel=1e-12)
+        assert f"{times:.2f} times; lanes keep up to" in render(found)
+        said = found.to_json()["processing"]
+        assert said == {"times": round(times, 6), "kept_tokens": found.processing.kept}

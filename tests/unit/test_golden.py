@@ -56,7 +56,7 @@ def other_values(self: Any, rows: Any, context: Any) -> dict[str, Any]:
         (permutation, "mix", other_mix, {"permutations", "draws", "batches", "snapshots"}),
         (MapDistributor, "draw", other_draw, {"draws", "batches", "snapshots"}),
         (BestFitPackingBatcher, "state", other_state, {"snapshots"}),
-        (PackedCollator, "collate", other_values, {"batches"}),
+        (PackedCollator, "collate_to_send", other_values, {"batches"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -25,13 +25,6 @@ from unit.inline_workers import InlineNode
 CASES = 90
 
 
-class UncountedNode(InlineNode):
-    """A node where the pass that counts takes longer than any reader."""
-
-    async def _count(self, job: Job) -> None:
-        """Find nothing out."""
-
-
 def make_job(seed: int) -> Job:
     """Return a small finite job, made alike each time, whose lanes end anywhere.
 
@@ -83,14 +76,14 @@ async def test_the_ends_of_many_lanes_are_recorded_together(tmp_path: Path) -> N
         lanes=lanes,
         epochs=1,
     )
-    node = UncountedNode({"job": job}, store, workers=1, bound_bytes=1)
+    node = InlineNode({"job": job}, store, workers=1, bound_bytes=1)
     await node.start()
     log = node.log(job)
     await store.add_lane_ends(job.log_id, {7: 2})
     store.recorded = 0
 
     for lane in range(lanes):
-        node.ends.found(log, lane, 3)
+        node.ends.found(log, lane, 3, {})
     async with asyncio.timeout(60):
         while log.numbering.end_of(lanes - 1) is None:
             await node.settle()
@@ -130,10 +123,10 @@ class Play:
         """Return the positions of a rank; where the step is uneven it gets fillers."""
         return Share(self.cut.batches_per_step, rank, self.world, uneven=True)
 
-    def _new_node(self, store: SqliteStore) -> UncountedNode:
+    def _new_node(self, store: SqliteStore) -> InlineNode:
         jobs = {"job": make_job(self.seed)}
         bound = self.rng.choice([0, 1_000, 50_000])
-        return UncountedNode(jobs, store, workers=self.rng.choice([1, 2]), bound_bytes=bound)
+        return InlineNode(jobs, store, workers=self.rng.choice([1, 2]), bound_bytes=bound)
 
     def open(self, rank: int) -> None:
         """Have a rank read on from where it stands."""
@@ -174,8 +167,18 @@ class Play:
     async def turn(self) -> None:
         """Do anything."""
         await self.node.settle()
-        what = self.rng.choices([self.extend, self.take, self.answer, self.die], [4, 4, 10, 0.3])
+        every = [self.extend, self.take, self.answer, self.die, self.count]
+        what = self.rng.choices(every, [4, 4, 10, 0.3, 0.3])
         what[0]()
+
+    def count(self) -> None:
+        """Say where a lane ends, as a count does that somebody has asked for."""
+        job = self.node.jobs["job"]
+        ends = self.counted.order.ends
+        assert ends is not None
+        if job.needs_counting:
+            lane = self.rng.randrange(job.lanes)
+            self.node.ends.found(self.node.log(job), lane, ends[lane], {})
 
     def die(self) -> None:
         """End a worker."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from penstock.server.job import Job
 from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.reading import Blocks
-from penstock.server.sources import ItemsSource
+from penstock.server.sources import ItemsSource, JsonlSource, MetaSource
 from penstock.wire.errors import InvalidJob
 
 
@@ -307,6 +309,31 @@ def test_full_over_blocks_is_refused_with_the_way_on() -> None:
         bound(MapDistributor("full"), SOURCES["uneven blocks"])
 
     bound(MapDistributor("full"), SOURCES["one block"])
+
+
+@pytest.mark.parametrize("ratio", [2, 2.5, 0.5])
+def test_copies_of_one_block_are_one_block_to_a_full_shuffle(tmp_path: Path, ratio: float) -> None:
+    """Also where a meta file makes the copies: what counts is what has to be decoded."""
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(8)))
+    entry = {"file_name": "a.jsonl", "sample_ratio": ratio}
+    (tmp_path / "meta.json").write_text(json.dumps({"a": entry}))
+    (tmp_path / "two.json").write_text(json.dumps({"a": entry, "b": entry}))
+    jsonl, meta, two = (
+        JsonlSource(str(tmp_path / "a.jsonl")),
+        MetaSource(str(tmp_path / "meta.json")),
+        MetaSource(str(tmp_path / "two.json")),
+    )
+
+    for distributor, source in (
+        (MapDistributor("full", sample_ratio=ratio), jsonl),
+        (MapDistributor("full"), meta),
+    ):
+        bound(distributor, source, epochs=1, lanes=1)
+        drawn = global_draws(distributor, 1, int(8 * ratio))
+        assert len({*drawn}) == int(8 * ratio)
+    for distributor in (MapDistributor("full"), MapDistributor("full", sample_ratio=2)):
+        with pytest.raises(InvalidJob, match=r"2 storage blocks.*window_blocks: \d+ mixes all"):
+            bound(distributor, two)
 
 
 @pytest.mark.parametrize(

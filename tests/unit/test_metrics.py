@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -10,6 +13,7 @@ from penstock.server.metrics import FAILURES, MAX_REASONS, STORE_ERRORS, Metrics
 from penstock.server.roles import BestFitPackingBatcher, PackedCollator
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import ERRORS
+from penstock.wire.metrics import JOB, METRICS, help_of
 
 
 def test_only_what_is_left_out_counts_as_skipped() -> None:
@@ -146,3 +150,73 @@ def samples(metrics: Metrics, name: str, label: str) -> dict[str, float]:
     """Return a counter's values by a label."""
     [family] = [one for one in metrics.registry.collect() if one.name == name]
     return {one.labels[label]: one.value for one in family.samples if one.name.endswith("_total")}
+
+
+def scraped() -> str:
+    """Return what a scrape says of a node with a job and a reader."""
+    metrics = Metrics("0")
+    metrics.begin({"code": Job(ItemsSource([{"x": 1}]), batch_size=1, lanes=1)})
+    stream = {"group": "g", "rank": 0, "next": 4, "waiting_s": 1.5, "lag_batches": 2}
+    stream |= {"stalled_s": 0.5}
+    counted = ("ready_batches", "ready_bytes", "recomputed", "cache_hits")
+    job = {"name": "code", "groups": [stream], **dict.fromkeys(counted, 1)}
+    status = {
+        "workers": [{"ready": True}],
+        "lent_bytes": 5,
+        "bound_bytes": 9,
+        "started_at": 1.0,
+        "start_s": 0.5,
+        "memory": {"server": 1},
+        "store": {"away_s": 0.0, "snapshots_waiting": 0},
+        "jobs": [job],
+    }
+    metrics.watch(lambda: status)
+    metrics.watch_certificate(lambda: 1.0)
+    metrics.watch_callers(lambda: ["a"], lambda: {"a": (1, 2)})
+    return generate_latest(metrics.registry).decode()
+
+
+def test_every_metric_has_one_name_and_one_text() -> None:
+    """That of the table: none is missing there, and none is there alone."""
+    text = scraped()
+    found = dict(re.findall(r"^# HELP (\w+) (.*)$", text, re.MULTILINE))
+    kinds = dict(re.findall(r"^# TYPE (\w+) (.*)$", text, re.MULTILINE))
+
+    assert set(found) == {name for name in METRICS if not name.startswith("penstock_loader_")}
+    for name, text in found.items():
+        assert text == help_of(name)
+        kind = METRICS[name].kind
+        assert kinds[name] == {"info": "gauge"}.get(kind, kind), name
+        assert text[0].isupper() or text[0].isdigit(), text
+        assert text.endswith("."), text
+        assert "](" not in text
+
+
+def test_alerts_name_metrics_that_there_are() -> None:
+    """In deploy/prometheus/, and in docs/operate.md beside its table."""
+    root = Path(__file__).parents[2]
+    pages = [*(root / "deploy" / "prometheus").glob("*.yaml"), root / "docs" / "operate.md"]
+    named = {name for page in pages for name in re.findall(r"\bpenstock_\w+", page.read_text())}
+    named -= {JOB, "penstock_loader_"}
+    known = {name + end for name in METRICS for end in ("", "_sum", "_count", "_bucket")}
+
+    assert len(named) > 20
+    assert sorted(named - known) == []
+
+
+def test_what_is_lent_is_counted_among_what_is_sent() -> None:
+    """By batches and by bytes: what is lent now is a gauge that is 0 again a moment later."""
+    metrics = Metrics("0")
+
+    metrics.sent("code", [100, 200, 300])
+    metrics.lent("code", [200, 300])
+    metrics.lent("code", [])
+
+    text = generate_latest(metrics.registry).decode()
+    for name, value in (
+        ("batches_sent", 3),
+        ("sent_bytes", 600),
+        ("batches_lent", 2),
+        ("batches_lent_bytes", 500),
+    ):
+        assert f'penstock_{name}_total{{penstock_job="code"}} {value}' in text

@@ -37,11 +37,11 @@ from penstock.wire.errors import (
     LogDiverged,
     PenstockError,
     PositionFar,
+    SourceUnavailable,
 )
 from penstock.wire.order import Cut, Share
 from penstock.wire.v1 import feed_pb2
 from unit.inline_workers import InlineNode, InlineWorker
-from unit.test_late_ends import UncountedNode
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ async def test_a_far_reader_of_a_log_of_unknown_length_lets_near_ones_by(
     processor = FunctionProcessor(lambda raw: [{"x": raw}] * (1 + raw % 2))
     items = ItemsSource(list(range(1500)))
     job = Job(items, processor=processor, batch_size=1, lanes=2, epochs=1, snapshot_every=16)
-    node = UncountedNode({"job": job}, store, workers=1, bound_bytes=1 << 20)
+    node = InlineNode({"job": job}, store, workers=1, bound_bytes=1 << 20)
     await node.start()
     far, near = (
         node.open(job, Share(1, 0, 1), Cut(1), start, None, lambda: None) for start in (1600, 0)
@@ -205,7 +205,7 @@ async def test_a_far_reader_of_a_log_of_unknown_length_lets_near_ones_by(
 
         assert got[far] == [1600, 1601]
         assert len(got[near]) > 4, "while the far one's lanes were planned"
-        assert max(waits) < 16
+        assert max(waits) < 32
         # No ticket plans more than a few batches, whatever it is for: each line goes step by step.
         stands: dict[int, int] = {}
         for message in node.hands[0].answered:
@@ -285,6 +285,48 @@ async def test_a_worker_that_cannot_be_started_now_is_started_later(store: Sqlit
 
         assert Unwilling.refusals == 0
         assert ended == []
+    finally:
+        await node.close()
+
+
+@pytest.mark.parametrize("failures", [1, 100])
+async def test_a_job_that_cannot_be_set_up_costs_no_worker(
+    failures: int, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker still answers what it was asked of that job, and that is no fault of its own."""
+    rows = [{"x": [n]} for n in range(23)]
+    good = Job(ItemsSource(rows), batch_size=1, lanes=2, name="good")
+    bad = Job(ItemsSource(rows), batch_size=1, lanes=3, seed=1, name="bad")
+    build, refused = InlineNode.built, list[bytes]()
+
+    def built(definition: bytes, log_id: bytes) -> Job:
+        if log_id == bad.log_id and len(refused) < failures:
+            refused.append(log_id)
+            raise SourceUnavailable("the mount is away")
+        return build(definition, log_id)
+
+    monkeypatch.setattr(InlineNode, "built", staticmethod(built))
+    node = InlineNode({"bad": bad, "good": good}, store, workers=1, bound_bytes=1 << 20)
+    await node.start()
+    [worker] = node.hands
+    readers = {
+        node.open(job, Share(1, 0, 1), None, 0, None, lambda: None): list[int]()
+        for job in (bad, good)
+    }
+    try:
+        for reader in readers:  # before the worker has come to what it was told of their jobs
+            node.extend(reader, 6)
+        await run_until_idle(node, readers)
+        again = node.open(bad, Share(1, 0, 1), None, 0, None, lambda: None)
+        readers[again] = []
+        node.extend(again, 6)
+        await run_until_idle(node, readers)
+        _, of_good, of_again = readers.values()
+
+        assert refused
+        assert (worker.fault, worker.dead) == (None, False)
+        assert sorted(of_good) == [*range(6)]
+        assert sorted(of_again) == ([] if failures > 1 else [*range(6)])
     finally:
         await node.close()
 
@@ -594,7 +636,7 @@ async def test_two_names_of_a_log_share_its_batches(store: SqliteStore) -> None:
         assert 20 <= one.produced <= 20 + CHEAP_AHEAD * AHEAD_PER_WORKER
 
         streams = Streams(store, Metrics("1"))
-        found = status(node, streams, lent_bytes=0, draining=False)["jobs"]
+        found = status(node, streams, Metrics("1"), lent_bytes=0, draining=False)["jobs"]
         told = {job["name"]: job for job in found}
         assert {name: job["produced"] for name, job in told.items()} == {
             "far": 0,

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.client import masks
 from penstock.client.packed import complete, on_device
 from penstock.server.roles.base import Sample
 from penstock.server.roles.collators import PackedCollator
@@ -81,16 +82,12 @@ def test_what_is_completed_is_what_flash_sends(
     found = complete(tensors(sent["seams"]), shifted=shifted)
     expected = tensors(sent["flash"])
     assert set(found) == set(expected)
-    full = [number for number, row in enumerate(rows) if any(len(one["input_ids"]) for one in row)]
     for name, value in expected.items():
         if isinstance(value, int):
             assert found[name] == value
             continue
         assert found[name].dtype == value.dtype, name
-        if name == "document_ids":  # a row of padding alone is one document here
-            assert torch.equal(found[name][full], value[full])
-        else:
-            assert torch.equal(found[name], value), name
+        assert torch.equal(found[name], value), name
     seams = tensors(sent["seams"])
     of_device = on_device(seams["input_ids"], seams["cu_seq_lens_q"], seams["row_tokens"], shifted)
     for name, value in of_device.items():
@@ -101,9 +98,13 @@ def test_what_is_completed_is_what_flash_sends(
 def test_a_batch_that_fills_a_step_teaches_nothing() -> None:
     collator = PackedCollator(8, layout="seams")
     rows = [[{"input_ids": np.array([5, 6, 7])}, {"input_ids": np.array([8, 9])}]]
-    found = complete(tensors(collator.blank(collator.collate(rows, context()))))
+    batch = tensors(collator.blank(collator.collate(rows, context())))
+
+    found = complete(batch)
+
     assert (found["labels"] == -100).all()
-    assert (found["document_ids"] > 0).all()
+    assert not found["document_ids"].any()
+    assert torch.equal(found["document_ids"], masks.document_ids(batch).to(torch.int32))
 
 
 @settings(max_examples=150, deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness import call_command
+from penstock.server.forecast.along import along
 from penstock.wire.terminal import folded
 
 GOLDEN = Path(__file__).parents[1] / "data" / "plan" / "report.json"
@@ -191,6 +193,37 @@ def test_the_page_needs_nothing_else_and_says_what_the_json_says(folder: Path, j
             assert {f"{share:.2%}" for share in shares} <= cells
     for row in found["other_lanes"]:
         assert {f"{row['batches']:,}", f"{row['padding_tokens']:,}"} <= cells
+
+
+def test_the_page_says_what_made_it_and_what_its_axes_are_of(folder: Path) -> None:
+    """File, version and date; and the cost of a step along the run."""
+    plan(folder, "two", "--html", "two.html")
+    page = (folder / "two.html").read_text()
+
+    assert re.search(
+        rf"penstock {version('penstock')}, job two of \S+, \d{{4}}-\d\d-\d\d \d\d:\d\d UTC", page
+    )
+    assert page.count("<svg") - page.count("Tokens by source</h2>") == page.count(
+        '<text class="name" x="0" y="12">'
+    )
+    assert "Cost of a step along the run: tokens" in page
+
+
+def test_the_cost_along_a_run_is_that_of_its_steps() -> None:
+    """Parts are as equal as can be, and what is left after the last whole step is left out."""
+    costs = np.arange(1, 2 * 7 + 2)
+
+    found = along(costs, 2, parts=3)
+
+    steps = costs[:14].reshape(7, 2).sum(axis=1) / costs[:14].reshape(7, 2).sum(axis=1).mean()
+    pieces = [steps[0:2], steps[2:4], steps[4:7]]
+    assert found is not None
+    assert found.firsts == [0, 2, 4]
+    assert found.mean == pytest.approx([piece.mean() for piece in pieces])
+    assert found.least == pytest.approx([piece.min() for piece in pieces])
+    assert found.most == pytest.approx([piece.max() for piece in pieces])
+    assert along(costs[:3], 2) is None
+    assert along(np.zeros(8), 2) is None
 
 
 def test_names_that_html_means_something_by_are_text(folder: Path) -> None:

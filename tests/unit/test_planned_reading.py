@@ -12,9 +12,9 @@ import pytest
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import open_planner
-from penstock.server.planned import log as planned_log
-from penstock.server.planned.log import Stream
+from penstock.server.planned import stream
 from penstock.server.planned.plan import Plan
+from penstock.server.planned.stream import Stream
 from penstock.server.roles import Blocks, IndexedSource, MapDistributor, PackedCollator
 from penstock.server.roles.batchers import BestFitDecreasingPackingBatcher, SimpleBatcher
 from planned import with_plan
@@ -180,5 +180,5 @@ def test_a_window_is_packed_once_while_there_is_room(
 
     first = walk()
     assert set(packed.values()) == {1}
-    monkeypatch.setattr(planned_log, "KEPT_SAMPLES", 1)
+    monkeypatch.setattr(stream, "KEPT_SAMPLES", 1)
     assert walk() == first

@@ -308,7 +308,7 @@ def test_windows_and_lanes_of_any_number_work(window: int, lanes: int, index: Pa
         ({"balance": "tokens +"}, 'plan.balance is "tokens +", and at character'),
         ({"balance": "words"}, "'words' is not known"),
         ({"balance": 3}, "plan.balance is 3: give an expression"),
-        ({"storage_options": 3}, "plan.storage_options is 3: give keys and values"),
+        ({"storage_options": 3}, "may hold credentials): give keys and values"),
         ({"windows": 3}, "plan.windows is not a key of jobs.a.plan: did you mean window?"),
         ({"index": None}, "plan.index is missing: give the path"),
     ],

@@ -449,14 +449,51 @@ def of_sizes(size: int, given: list[int]) -> Job:
 
 
 def test_the_first_batch_waits_for_little_that_it_does_not_need() -> None:
-    """Of items half as long as a row: the pool's first six, and no more than a third beyond."""
+    """Of items half as long as a row: the pool's first four, and no more than half beyond."""
     items = Items(of_sizes(50, []))
     planner = SamplePlanner(items.job, 0, items)
 
     planner.next()
 
-    assert planner.drawn == 6
-    assert items.processed <= 8
+    assert planner.drawn == 4
+    assert items.processed <= 6
+
+
+class Held(Items):
+    """Takes its items to cost so many seconds each."""
+
+    def __init__(self, job: Job, process_s: float) -> None:
+        super().__init__(job)
+        self._process_s = process_s
+
+    @property
+    def process_s(self) -> float:  # type: ignore[override]
+        """Return the time that was given."""
+        return self._process_s
+
+    @process_s.setter
+    def process_s(self, value: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("process_s", "most"), [(0.005, 1), (0.0005, 4), (0.00001, 16)])
+def test_what_gains_nothing_from_company_is_not_processed_long_before_it_is_needed(
+    process_s: float, most: int
+) -> None:
+    """Costly items one by one, cheap ones as many as make a call's own cost nothing."""
+    job = Job(
+        ItemsSource([2] * 5000), processor=Does(tokens), batcher=BestFitPackingBatcher(100), lanes=1
+    )
+    items = Held(job, process_s)
+    planner = SamplePlanner(job, 0, items)
+    ahead: list[int] = []
+
+    for _ in range(20):
+        planner.next()
+        ahead.append(items.processed - planner.drawn)
+
+    assert max(ahead) < most
+    assert max(ahead) >= most // 2
 
 
 def test_before_the_first_batch_items_are_read_together_and_processed_one_by_one() -> None:

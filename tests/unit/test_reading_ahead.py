@@ -1,6 +1,6 @@
 """Batches that are decoded and copied to a device while the loop works on the one before.
 
-The device is the host's memory with a queue of copies, as a GPU has one; see `HostQueue`.
+The device is a simulated one, whose copies go on or wait as a test says.
 """
 
 from __future__ import annotations
@@ -16,42 +16,83 @@ import torch
 
 from penstock.client import Batch, Limits, Loader
 from penstock.client.reading.ahead import Ahead
+from penstock.client.reading.arrival import Arrival
 from penstock.client.reading.buffers import Lease
 from penstock.client.reading.slots import Delivery, Slots
-from penstock.client.reading.torch_device import QUEUES
 from penstock.client.reading.values import NumpyDecoder
-from penstock.wire.errors import DataTimeout, PenstockError
+from penstock.client.testing import SimulatedDevice
+from penstock.wire.errors import DataTimeout, OutOfDeviceMemory, PenstockError
 from penstock.wire.frame import Entries
 from penstock.wire.order import Share
 from penstock.wire.v1 import feed_pb2
-from unit.host_queue import HostQueue
 from unit.served import ServedNode, values_of, wait_until
 from unit.test_client_interrupts import COUNT, interrupted
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ServedNode]:
-    """One node for all: nobody holds it up."""
-    with ServedNode(batches=300, lanes=3) as served:
+@pytest.fixture(scope="module", params=[False, True], ids=["bodies", "packed rows"])
+def node(request: pytest.FixtureRequest) -> Iterator[ServedNode]:
+    """One node for all: nobody holds it up. What it sends comes to the same."""
+    with ServedNode(batches=300, lanes=3, packed=request.param) as served:
         yield served
 
 
+class Gates:
+    """A schedule that does all at once while `goes` is set, and a device that takes copies.
+
+    Attributes:
+        goes: Copies are done while it is set.
+        accepts: Copies are queued while it is set: a device that hangs does not return.
+        refuses: Numbers of copies that are refused, once each.
+    """
+
+    def __init__(self) -> None:
+        self.goes, self.accepts = threading.Event(), threading.Event()
+        self.goes.set()
+        self.accepts.set()
+        self.refuses: dict[int, Exception] = {}
+        self.device = SimulatedDevice(self, tensors=True)
+        self.device.simulator.before = self._before
+        self._asked = -1
+
+    def choose(self, count: int, *, must: bool) -> int:
+        """Return the first stream."""
+        if must:
+            assert self.goes.wait(60), "a test holds a copy up for ever"
+        return 0 if self.goes.is_set() else -1
+
+    def _before(self, call: str) -> None:
+        if call == "allocate":
+            assert self.accepts.wait(60), "a test lets a device hang for ever"
+            self._asked += 1
+            if (error := self.refuses.pop(self._asked, None)) is not None:
+                raise error
+
+    @property
+    def sent(self) -> int:
+        """How many copies were queued, or refused."""
+        return self._asked + 1
+
+    @property
+    def copied(self) -> int:
+        """How many are over."""
+        return self.device.simulator.counts["copied"]
+
+    @property
+    def received(self) -> int:
+        """How many the loop has received."""
+        return self.device.simulator.counts["wait"]
+
+
 @pytest.fixture
-def queues(monkeypatch: pytest.MonkeyPatch) -> list[HostQueue]:
-    """The queues of copies to the host's memory that Loaders have made."""
-    made: list[HostQueue] = []
-
-    def make(device: Any) -> HostQueue:
-        made.append(HostQueue(device))
-        return made[-1]
-
-    monkeypatch.setitem(QUEUES, "cpu", make)
-    return made
+def gates() -> Gates:
+    """A device of the test's own."""
+    return Gates()
 
 
-def ahead(node: ServedNode, **options: Any) -> Loader:
+def ahead(node: ServedNode, gates: Gates, **options: Any) -> Loader:
     """A Loader of one rank whose batches are copied to a device."""
-    return Loader(node.address, "code", **{"rank": 0, "world_size": 1, "device": "cpu"} | options)
+    given = {"rank": 0, "world_size": 1, "device": gates.device} | options
+    return Loader(node.address, "code", **given)
 
 
 def plain(batch: Batch) -> dict[str, Any]:
@@ -65,11 +106,11 @@ def plain(batch: Batch) -> dict[str, Any]:
     return {name: shown(value) for name, value in batch.items()}
 
 
-def test_the_loop_gets_what_it_gets_without(node: ServedNode, queues: list[HostQueue]) -> None:
+def test_the_loop_gets_what_it_gets_without(node: ServedNode, gates: Gates) -> None:
     """Every value of every batch, and the same state after each."""
     with (
-        ahead(node, meta=True) as there,
-        ahead(node, device=None, meta=True) as here,
+        ahead(node, gates, meta=True) as there,
+        ahead(node, gates, device=None, meta=True) as here,
     ):
         for copied, viewed in zip(there, here, strict=True):
             assert plain(copied) == plain(viewed)
@@ -80,40 +121,38 @@ def test_the_loop_gets_what_it_gets_without(node: ServedNode, queues: list[HostQ
             assert there.state_dict() == here.state_dict()
         assert there.stats()["batches"] == 300
 
-    assert queues[0].received == queues[0].sent == 300
+    assert gates.received == gates.sent == 300
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_as_many_are_copied_ahead_as_was_asked_for(
-    node: ServedNode, queues: list[HostQueue], most: int
+    node: ServedNode, gates: Gates, most: int
 ) -> None:
     """And no more, however many have come; the state counts what the loop took."""
-    with ahead(node, prefetch=16, limits=Limits(device_batches=most)) as loader:
+    with ahead(node, gates, prefetch=16, limits=Limits(device_batches=most)) as loader:
         batches = iter(loader)
         for taken in range(1, 6):
             next(batches)
             wait_until(lambda: loader.stats()["buffered_batches"] >= 8, "the prefetch")
-            wait_until(lambda due=taken + most: queues[0].sent >= due, "copies ahead")
+            wait_until(lambda due=taken + most: gates.sent >= due, "copies ahead")
 
-            assert (queues[0].sent, queues[0].received) == (taken + most, taken)
+            assert (gates.sent, gates.received) == (taken + most, taken)
             assert loader.state_dict()["consumed"] + loader.state_dict()["step"] == taken
 
 
-def test_the_loop_works_while_its_next_batch_is_copied(
-    node: ServedNode, queues: list[HostQueue]
-) -> None:
+def test_the_loop_works_while_its_next_batch_is_copied(node: ServedNode, gates: Gates) -> None:
     """Nothing but the copy of the very batch that is wanted holds the loop up."""
-    with ahead(node) as loader:
+    with ahead(node, gates) as loader:
         batches = iter(loader)
         next(batches)
-        wait_until(lambda: queues[0].copied == 3, "copies ahead")
-        queues[0].goes.clear()
+        wait_until(lambda: gates.copied == 3, "copies ahead")
+        gates.goes.clear()
         next(batches)  # its copy was over
         next(batches)
-        assert queues[0].received == 3
-        wait_until(lambda: queues[0].sent == 5, "copies that wait for the device")
+        assert gates.received == 3
+        wait_until(lambda: gates.sent == 5, "copies that wait for the device")
 
-        queues[0].goes.set()
+        gates.goes.set()
         assert plain(next(batches)) == values_as_lists(3)
 
 
@@ -123,16 +162,16 @@ def values_as_lists(position: int) -> dict[str, Any]:
 
 
 def test_a_batch_that_cannot_be_copied_fails_at_its_own_position(
-    node: ServedNode, queues: list[HostQueue]
+    node: ServedNode, gates: Gates
 ) -> None:
     """Those before it are given, the state stays before it, and asking again copies it again."""
-    with ahead(node) as loader:
+    with ahead(node, gates) as loader:
         batches = iter(loader)
         next(batches)
-        wait_until(lambda: queues[0].sent == 3, "copies ahead")
-        queues[0].refuses = {3, 5}
+        wait_until(lambda: gates.sent == 3, "copies ahead")
+        gates.refuses = {3: OSError("the device is gone"), 5: OSError("the device is gone")}
         given = [next(batches).position for _ in range(2)]
-        with pytest.raises(torch.OutOfMemoryError, match="no room on the device"):
+        with pytest.raises(OSError, match="the device is gone"):
             next(batches)
         assert given == [1, 2]
         assert loader.state_dict()["step"] == 3
@@ -141,32 +180,71 @@ def test_a_batch_that_cannot_be_copied_fails_at_its_own_position(
         while len(found) < 3:
             try:
                 found.append(next(batches).position)
-            except torch.OutOfMemoryError:
+            except OSError:
                 assert loader.state_dict()["step"] == 3 + len(found)
 
     assert found == [3, 4, 5]
 
 
-def test_a_device_that_hangs_is_told_of_after_the_deadline(
-    node: ServedNode, queues: list[HostQueue]
+def test_a_batch_that_had_no_room_is_copied_once_more_when_the_loop_asks_for_it(
+    node: ServedNode, gates: Gates
 ) -> None:
-    with ahead(node, deadline_s=0.3) as loader:
+    """The views of those before are gone by then; nothing is copied between."""
+    full = OutOfDeviceMemory("no room on the device", nbytes=64)
+    with ahead(node, gates) as loader:
         batches = iter(loader)
         next(batches)
-        wait_until(lambda: queues[0].sent == 3, "copies ahead")
-        queues[0].accepts.clear()
+        wait_until(lambda: gates.sent == 3, "copies ahead")
+        gates.refuses = {3: full}
+        assert [next(batches).position for _ in range(2)] == [1, 2]
+        wait_until(lambda: gates.sent == 4, "a copy that has no room")
+        assert [next(batches).position for _ in range(3)] == [3, 4, 5]
+
+        wait_until(lambda: gates.sent == 9, "copies ahead")
+        gates.refuses = {9: full, 10: full}
+        assert [next(batches).position for _ in range(2)] == [6, 7]
+        with pytest.raises(OutOfDeviceMemory, match="no room on the device"):
+            next(batches)
+        assert loader.state_dict()["step"] == 8
+        assert next(batches).position == 8
+
+
+def test_a_loop_that_keeps_its_batches_fills_the_device(node: ServedNode) -> None:
+    """The error has the sizes; what the loop releases then makes room."""
+    device = SimulatedDevice(memory_bytes=1000)
+    with Loader(node.address, "code", rank=0, world_size=1, device=device) as loader:
+        kept: list[Batch] = []
+        batches = iter(loader)
+        with pytest.raises(OutOfDeviceMemory, match="of 1,000 bytes free") as caught:
+            kept.extend(batches)
+        error = caught.value
+        assert error.nbytes == kept[0].nbytes
+        assert error.free_bytes < error.nbytes
+        assert error.total_bytes == 1000
+
+        at = kept[-1].position
+        kept.clear()
+        assert [next(batches).position for _ in range(20)] == [*range(at + 1, at + 21)]
+
+
+def test_a_device_that_hangs_is_told_of_after_the_deadline(node: ServedNode, gates: Gates) -> None:
+    with ahead(node, gates, deadline_s=0.3) as loader:
+        batches = iter(loader)
+        next(batches)
+        wait_until(lambda: gates.sent == 3, "copies ahead")
+        gates.accepts.clear()
         assert [next(batches).position for _ in range(2)] == [1, 2]
         with pytest.raises(DataTimeout, match="position 3 has come, and its copy") as caught:
             next(batches)
         assert caught.value.position == 3
 
-        queues[0].accepts.set()
+        gates.accepts.set()
         assert next(batches).position == 3
 
 
-def test_a_move_forgets_what_was_copied_ahead(node: ServedNode, queues: list[HostQueue]) -> None:
+def test_a_move_forgets_what_was_copied_ahead(node: ServedNode, gates: Gates) -> None:
     """Steps whose rest is left out, a seek, a state, and a second pass."""
-    with ahead(node, batches_per_step=4) as loader:
+    with ahead(node, gates, batches_per_step=4) as loader:
         steps = loader.steps()
         assert [next(iter(next(steps))).position for _ in range(3)] == [0, 4, 8]
         state = loader.state_dict()
@@ -174,24 +252,22 @@ def test_a_move_forgets_what_was_copied_ahead(node: ServedNode, queues: list[Hos
         assert next(iter(loader))["name"] == "batch 200"
         loader.load_state_dict(state)
         assert [next(iter(loader)).position for _ in range(3)] == [9, 10, 11]
-    with ahead(node, mode="eval", max_steps=3) as loader:
+    with ahead(node, gates, mode="eval", max_steps=3) as loader:
         assert [[batch.position for batch in loader] for _ in range(2)] == [[0, 1, 2]] * 2
 
 
-def test_closing_takes_no_time_whatever_is_on_its_way(
-    node: ServedNode, queues: list[HostQueue]
-) -> None:
+def test_closing_takes_no_time_whatever_is_on_its_way(node: ServedNode, gates: Gates) -> None:
     """Copies that are queued, and batches that nobody takes."""
-    loader = ahead(node)
+    loader = ahead(node, gates)
     batches = iter(loader)
     next(batches)
-    wait_until(lambda: queues[0].sent == 3, "copies ahead")
-    queues[0].goes.clear()
+    wait_until(lambda: gates.sent == 3, "copies ahead")
+    gates.goes.clear()
     began = time.monotonic()
     loader.close()
 
     assert time.monotonic() - began < 4
-    queues[0].goes.set()
+    gates.goes.set()
     with pytest.raises(PenstockError, match="closed"):
         next(batches)
 
@@ -220,6 +296,7 @@ class Begun(NumpyDecoder):
     """Notes what it has begun."""
 
     def __init__(self) -> None:
+        super().__init__(Arrival())
         self.positions: list[int] = []
 
     def begin(self, entries: Entries, lease: Lease) -> dict[str, Any]:

@@ -22,9 +22,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from penstock.client import cli as client_cli
+from penstock.client.counters import LoaderCounters
 from penstock.server.commands.group import cli as server_cli
 from penstock.server.metrics import Metrics
 from penstock.wire import errors
+from penstock.wire.programs import COMMANDS
 
 HOME = Path(__file__).parents[2]
 STEPS = 12
@@ -334,14 +336,19 @@ def test_the_page_names_the_codes_that_exist() -> None:
 
 
 def test_the_page_for_operators_names_every_metric() -> None:
-    """The table in docs/operate.md is what `/metrics` shows: no more, no less."""
+    """The table in docs/operate.md is what `/metrics` shows, and what a trainer counts."""
     metrics = Metrics("0")
-    metrics.watch(lambda: {"workers": [], "jobs": [], "lent_bytes": 0})
+    store = {"away_s": 0, "snapshots_waiting": 0}
+    status = {"workers": [], "jobs": [], "memory": {}, "store": store, "start_s": 0}
+    status |= {"lent_bytes": 0, "bound_bytes": 0, "started_at": 0}
+    metrics.watch(lambda: status)
+    metrics.watch_certificate(lambda: 1.0)
+    metrics.watch_callers(lambda: [], dict)
     page = (HOME / "docs" / "operate.md").read_text()
 
     shown = {
         family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
-        for family in metrics.registry.collect()
+        for family in (*metrics.registry.collect(), *LoaderCounters().collect())
     }
 
     assert set(re.findall(r"^\| `(penstock_\w+)` \|", page, re.M)) == shown
@@ -364,7 +371,7 @@ def test_pages_name_make_targets_and_commands_that_exist(page: Path) -> None:
         re.findall(r"^([a-z-]+):", (HOME / "Makefile").read_text(), re.M)
     )
     assert words_after("penstockd", typed) <= set(server_cli.commands)
-    assert words_after("penstock", typed) <= set(client_cli.COMMANDS)
+    assert words_after("penstock", typed) <= set(COMMANDS["penstock"])
 
 
 @pytest.mark.parametrize(

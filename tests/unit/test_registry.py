@@ -382,5 +382,5 @@ def test_importing_the_registry_needs_no_heavy_package() -> None:
 
 def test_a_role_without_a_constructor_takes_no_parameters() -> None:
     """Python itself would take them silently, and they would be in the log id."""
-    with pytest.raises(TypeError, match=r"IdentityProcessor\(\) takes no parameters"):
-        roles.IdentityProcessor(column="text")
+    with pytest.raises(TypeError, match=r"DefaultBatchCollator\(\) takes no parameters"):
+        roles.DefaultBatchCollator(column="text")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 
 import pytest
 
-from penstock.server.commands.core_rate import rate_of
+from penstock.server.commands.core_rate import CoreRate, rate_of
 from penstock.server.commands.memory import NodeMemory
+from penstock.server.commands.size_report import notes_of_core
 from penstock.server.commands.sizing import (
     HEAD_ROOM,
     SERVER_BYTES_PER_S,
@@ -182,3 +185,51 @@ def test_snapshots_are_written_for_batches_and_at_most_once_in_a_while() -> None
     assert store_writes(160, 48, 5000, 16, 0) == (10, 10 * 8192)
     assert store_writes(1600, 48, 4096, 16, 5) == (9.6, 9.6 * 4096)
     assert store_writes(1600, 48, 0, 16, 5) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "queued_s", "notes"),
+    [
+        (9.9, 0.0, []),
+        (4.0, 0.0, ["the core was idle 60% of the time"]),
+        (4.0, 5.9, ["other programs had the core 59% of the time"]),
+        (2.0, 2.0, ["the core was idle 60%", "other programs had the core 20%"]),
+    ],
+)
+def test_a_busy_machine_is_not_taken_for_one_that_waits(
+    cpu_s: float, queued_s: float, notes: list[str]
+) -> None:
+    """Only time in which nothing was to be run asks for more workers than cores."""
+    found = list(notes_of_core(CoreRate(seconds=10.0, cpu_s=cpu_s, queued_s=queued_s)))
+
+    assert len(found) == len(notes)
+    for note, begin in zip(found, notes, strict=True):
+        assert note.startswith(begin)
+
+
+SHARED_CORE = """
+import os, time
+from penstock.server.commands.core_rate import queued_s
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+child = os.fork()
+if not child:
+    while True: pass
+before, queued = time.process_time(), queued_s()
+while time.process_time() - before < 0.3: pass
+queued = queued_s() - queued
+os.kill(child, 9); os.waitpid(child, 0)
+waits = queued_s()
+time.sleep(0.3)
+print(queued, queued_s() - waits)
+"""
+
+
+def test_time_in_the_queue_for_a_core_is_counted_and_sleep_is_not() -> None:
+    """On one core beside a process that never rests; then alone, asleep."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHARED_CORE], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    queued, asleep = map(float, done.stdout.split())
+    assert queued > 0.1
+    assert asleep < queued

@@ -11,8 +11,16 @@ from typing import Any
 
 import pytest
 
+from penstock.server.index.place import Place
 from penstock.server.roles.base import IndexedSource
-from penstock.server.sources import CsvSource, JsonlSource, JsonSource, TextSource
+from penstock.server.sources import (
+    CsvSource,
+    HfStreamSource,
+    JsonlSource,
+    JsonSource,
+    MetaSource,
+    TextSource,
+)
 from penstock.wire.errors import BadItem, InvalidJob, SourceChanged, SourceUnavailable
 
 BLOCKS = (1, 40, 333, 1 << 22)
@@ -223,6 +231,7 @@ def test_a_file_that_changes_or_goes_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n')
     source = JsonlSource(str(path), block_bytes=1, cache_bytes=0)
+    source.identity()
     away = path.rename(tmp_path / "away")
 
     with pytest.raises(SourceUnavailable, match=r"a\.jsonl cannot be read") as caught:
@@ -233,6 +242,22 @@ def test_a_file_that_changes_or_goes_is_noticed(tmp_path: Path) -> None:
     path.write_text('{"a": 1}\n{"b": 2}\n')
     with pytest.raises(SourceChanged, match=r"a\.jsonl changed"):
         source.fetch([0])
+
+
+def test_this_machine_may_be_named_in_a_url(tmp_path: Path) -> None:
+    """`file://localhost/x` is `/x`, and not a folder `localhost` (RFC 8089)."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n')
+    (tmp_path / "meta.json").write_text('{"a": {"file_name": "a.jsonl"}}')
+
+    plain, named = JsonlSource(f"file://{path}"), JsonlSource(f"file://localhost{path}")
+    meta = MetaSource(f"file://localhost{tmp_path}/meta.json")
+
+    assert named.identity() == plain.identity()
+    assert all_items(meta) == all_items(named) == [{"a": 1}]
+    assert Place(f"file://localhost{path}").size() == path.stat().st_size
+    stream = HfStreamSource("json", data_files=f"file://localhost{path}")
+    assert [item for item, _ in stream.open(0, None)] == [{"a": 1}]
 
 
 def test_a_block_is_read_once_for_the_rows_that_are_drawn_from_it(tmp_path: Path) -> None:

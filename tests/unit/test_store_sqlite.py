@@ -326,6 +326,7 @@ async def test_a_file_that_was_moved_away_takes_no_commits(
 ) -> None:
     """They would go where nobody looks for them; once the file is back the store goes on."""
     path = tmp_path / "here" / "penstock.db"
+    path.parent.mkdir()
     store = SqliteStore(path)
     await store.open()
     await store.begin(BeginRequest(JOB, "run", "t", 0, 1))
@@ -366,22 +367,34 @@ async def test_a_refused_open_holds_nothing(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_missing_folder_is_made(tmp_path: Path) -> None:
-    """The operator named a place; there is nothing else that they can have meant."""
-    store = SqliteStore(tmp_path / "a" / "b" / "penstock.db")
+@pytest.mark.parametrize("is_file", [False, True])
+async def test_a_missing_folder_is_named_and_not_made(tmp_path: Path, is_file: bool) -> None:
+    """It may be mistyped, or not mounted: a new store would be a fresh start of all runs."""
+    if is_file:
+        (tmp_path / "a").write_text("")
 
-    await store.open()
-    await store.close()
-
-    assert (tmp_path / "a" / "b" / "penstock.db").exists()
-
-
-async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    """A file stands where the folder should."""
-    (tmp_path / "a").write_text("")
-
-    with pytest.raises(StoreUnavailable, match="its folder cannot be made"):
+    with pytest.raises(StoreUnavailable, match=r"there is no folder .*/a; make it if a new store"):
         await SqliteStore(tmp_path / "a" / "penstock.db").open()
+
+    assert not (tmp_path / "a").is_dir()
+
+
+async def test_a_store_that_nobody_used_can_be_discarded(tmp_path: Path) -> None:
+    """Only the one that `open` created: one that existed stays, whatever is in it."""
+    first = SqliteStore(tmp_path / "penstock.db")
+    await first.open()
+    await first.discard()
+    assert os.listdir(tmp_path) == ["penstock.db.lock"]
+
+    made = SqliteStore(tmp_path / "penstock.db")
+    await made.open()
+    await made.close()
+    other = SqliteStore(tmp_path / "penstock.db")
+    await other.open()
+    assert other.uuid == made.uuid
+    await other.discard()
+
+    assert (tmp_path / "penstock.db").exists()
 
 
 async def test_a_kill_while_creating_leaves_no_half_store(tmp_path: Path) -> None:

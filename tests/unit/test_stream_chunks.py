@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+from penstock.server.node.peers import Peer
 from penstock.server.node.reader import Reader
+from penstock.server.rpc.call import Call
 from penstock.server.rpc.streams import Stream
+from penstock.server.rpc.unsent import MUCH_BYTES, Unsent
 from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES, frame
 from penstock.wire.order import Share
 from penstock.wire.v1 import feed_pb2
@@ -14,11 +17,11 @@ from penstock.wire.v1 import feed_pb2
 MB = 1_000_000
 
 
-def stream() -> Stream:
+def stream(unsent: Unsent | None = None) -> Stream:
     """Return a stream that has sent nothing."""
     nothing = cast(Any, None)  # a reader that takes nothing asks nothing of its log and its job
-    reader = Reader(nothing, Share(1, 0, 1), None, 0, None, lambda: None, nothing)
-    return Stream(feed_pb2.Open(), reader, asyncio.Event())
+    reader = Reader(nothing, Share(1, 0, 1), None, 0, None, lambda: None, nothing, Peer())
+    return Stream(feed_pb2.Open(), reader, asyncio.Event(), unsent=unsent)
 
 
 def test_the_first_large_batch_goes_in_the_fewest_messages() -> None:
@@ -38,6 +41,41 @@ def test_bundles_are_wide_until_one_was() -> None:
     assert one.bundle_bytes == wide > CHUNK_BYTES
     one.note_bundle(wide // 2)
     assert one.bundle_bytes == CHUNK_BYTES
+
+
+class _Stuck(Call):
+    """A call whose consumer takes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    async def write(self, data: bytes) -> None:
+        """Wait forever."""
+        await asyncio.Event().wait()
+
+
+async def test_no_message_is_wide_while_streams_take_nothing() -> None:
+    """Else each stream that nobody reads held a wide one; and when they are gone all is as before.
+
+    A size of which no batch was wide may still be.
+    """
+    unsent, message = Unsent(), bytes(8 * MB)
+    one = stream(unsent)
+    count = -(-MUCH_BYTES // len(message))
+    stuck = [asyncio.ensure_future(unsent.write(_Stuck(), message)) for _ in range(count)]
+    await asyncio.sleep(0)
+    assert unsent.nbytes >= MUCH_BYTES
+    assert one.chunk_bytes(300, 8 * MB) == one.bundle_bytes == CHUNK_BYTES
+
+    stuck.pop().cancel()
+    await asyncio.sleep(0)
+
+    assert one.bundle_bytes > CHUNK_BYTES
+    assert one.chunk_bytes(300, 8 * MB) == 8 * MB
+    for write in stuck:
+        write.cancel()
+    await asyncio.gather(*stuck, return_exceptions=True)
+    assert unsent.nbytes == 0
 
 
 def test_sizes_that_grow_are_followed_by_doubling() -> None:

@@ -182,6 +182,23 @@ def test_an_item_without_text_is_filtered_with_its_reason(
     assert told.skipped == reason
 
 
+def test_a_text_within_an_object_is_named_by_a_path(path: Path) -> None:
+    """As in a tar of JSON files; a column of that very name comes first."""
+    processor = TokenizeProcessor(path, column="json.text")
+    alone = TokenizeProcessor(path).process({"text": "a text"}, context())
+    assert alone is not None
+
+    for item in ({"json": {"text": "a text"}}, {"json.text": "a text", "json": {"text": "b"}}):
+        found = processor.process(item, context())
+        assert found is not None
+        assert found["input_ids"].tolist() == alone["input_ids"].tolist()
+    assert processor.process({"json": {"text": None}}, context()) is None
+    processor.check_columns({"json": "struct"})
+    for item in ({"json": {"body": "a"}}, {"json": "a text"}, {"text": "a text"}):
+        with pytest.raises(InvalidJob, match=r"processor.column is 'json.text'"):
+            processor.process(item, context())
+
+
 def test_plain_strings_need_no_column(path: Path) -> None:
     """A list of texts is a source as it stands."""
     processor = TokenizeProcessor(path, column="anything")
@@ -270,6 +287,24 @@ def test_a_token_out_of_vocabulary_is_named_with_near_ones(
 
     assert caught.value.fields["key"] == name
     assert all(word in str(caught.value) for word in [repr(token), str(path), near])
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("gpt2", "; to get it from the Hugging Face Hub: hf download gpt2 tokenizer.json"),
+        ("openai/gpt-oss-20b", " hf download openai/gpt-oss-20b tokenizer.json --local-dir gpt-o"),
+        ("tokenizer.json", "relative to the job file"),
+        ("a/b/c", "relative to the job file"),
+    ],
+)
+def test_a_model_name_says_how_to_get_its_file(tmp_path: Path, name: str, remedy: str) -> None:
+    """What AutoTokenizer takes is not a path; a path that is not one of a model says only that."""
+    with pytest.raises(InvalidJob) as caught:
+        TokenizeProcessor(tmp_path / name).content()
+
+    assert remedy in caught.value.message
+    assert ("hf download" in caught.value.message) == ("hf download" in remedy)
 
 
 @pytest.mark.parametrize("call", ["setup", "content"])

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub.errors
+import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from PIL import Image
 
 from penstock.server.core.transient import is_transient
@@ -87,6 +89,8 @@ def test_what_may_be_gone_in_a_moment(call: Callable[[Path], Any], tmp_path: Pat
         BrokenProcessPool("a helper of the role died"),
         huggingface_hub.errors.LocalEntryNotFoundError("no connection"),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("can't allocate memory: you tried to allocate 1099511627776 bytes."),
+        pa.ArrowMemoryError("malloc of size 1099511627776 failed"),
         RuntimeError("DataLoader timed out after 5 seconds"),
         RuntimeError("HIP out of memory. Tried to allocate 2 GiB"),
         type("OutOfMemoryError", (RuntimeError,), {})("no room on the device"),
@@ -97,6 +101,21 @@ def test_what_may_be_gone_in_a_moment(call: Callable[[Path], Any], tmp_path: Pat
 )
 def test_what_says_nothing_about_the_bytes(error: Exception) -> None:
     assert is_transient(error)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: np.empty(10**16),
+        lambda: pa.allocate_buffer(10**16),
+        lambda: torch.empty(10**16),
+        lambda: pa.decompress(b"\xff" * 9, 10**16, "snappy"),
+    ],
+    ids=["numpy", "arrow", "torch", "snappy"],
+)
+def test_memory_that_no_machine_has_is_asked_for_by_the_bytes(call: Callable[[], Any]) -> None:
+    """A header that claims petabytes fails everywhere alike: it is no node's fault."""
+    assert not is_transient(raised(call))
 
 
 def damaged_image() -> Any:

@@ -24,6 +24,7 @@ from penstock.wire.errors import (
     decode_error,
     encode_error,
 )
+from penstock.wire.terminal import plain_lines
 from penstock.wire.v1 import error_pb2
 
 EVERY = sorted(ERRORS.values(), key=lambda cls: cls.code)
@@ -108,6 +109,29 @@ values = st.recursive(
 )
 
 
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("red \x1b[31m and a title \x1b]0;x\x07", "red \\x1b[31m and a title \\x1b]0;x\\x07"),
+        ("two\nlines\tand a\rreturn", "two\nlines\tand a\\rreturn"),
+        ("turned \u202earound", "turned \\u202earound"),
+        ("half \ud800", "half \\ud800"),
+        ("é, 漢 and 🙂 as they are", "é, 漢 and 🙂 as they are"),
+    ],
+)
+def test_no_terminal_obeys_what_an_error_says(said: str, shown: str) -> None:
+    """Neither one that was raised here, nor one that came over the wire, nor its traceback."""
+    raised = BadItem(said, traceback=f"{said}\nValueError: x")
+    message = error_pb2.Error(code="bad_item", message=said.encode(errors="replace").decode())
+
+    assert str(raised) == shown
+    assert raised.traceback == f"{shown}\nValueError: x"
+    assert raised.__notes__ == [raised.traceback]
+    assert str(decode_error(encode_error(raised))) == shown
+    assert str(decode_error(message.SerializeToString())) == plain_lines(message.message)
+
+
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of what it has drawn
 @settings(deadline=None)
 @given(
     st.text(st.characters()) | wild,
@@ -120,7 +144,7 @@ def test_no_error_outgrows_the_metadata(message: str, fields: dict[str, Any]) ->
     assert len(data) * 4 / 3 < 6 << 10
     found = decode_error(data)
     assert type(found) is StaleGeneration
-    sent = message.encode("utf-8", "backslashreplace").decode()
+    sent = plain_lines(message)
     kept, note, _ = str(found).rpartition("... (")
     assert sent.startswith(kept if note and str(found) != sent else str(found))
     assert str(found) == sent or len(str(found).encode()) > 1490

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,28 +22,46 @@ from penstock.wire.frame import (
     decode_values,
     describe_values,
     parse_reply,
+    sent_bytes,
     with_position,
     write_body,
     write_header,
 )
+from penstock.wire.packed import PER_TOKEN, Derived, Rows
 from penstock.wire.v1 import feed_pb2
 from penstock.wire.values import MAX_DIMENSIONS, MAX_LIST_DEPTH
 
 MAX_BODY_BYTES = 1 << 20
 
 
-def valid_message() -> bytes:
-    """One message that holds a whole batch with a value of every kind."""
-    plan = Layout(
-        {
-            "x": np.arange(3, dtype=np.int16),
-            "y": [np.zeros((2, 0)), None, [1, "é"]],
-            "z": {"a": [1, None]},
-            "r": 0.5,
-            "b": b"raw",
-        }
-    )
-    body = bytearray(plan.nbytes)
+KINDS = {
+    "x": np.arange(3, dtype=np.int16),
+    "y": [np.zeros((2, 0)), None, [1, "é"]],
+    "z": {"a": [1, None]},
+    "r": 0.5,
+    "b": b"raw",
+}
+ROWS = Rows(
+    np.arange(8, dtype=np.int32).reshape(2, 4),
+    np.array([0, 2, 4, 8], np.int32),
+    np.array([2, 0, 3], np.int32),
+)
+
+
+def of_rows(rule: int) -> Derived:
+    return Derived(ROWS, rule, "float32" if rule == feed_pb2.RULE_LEARNED else "int64", (2, 4))
+
+
+PACKED = {f"p{rule}": of_rows(rule) for rule in PER_TOKEN} | {
+    "x": np.arange(3, dtype=np.int16),
+    "seams": Derived(ROWS, feed_pb2.RULE_SEAMS, "int32", (5,)),
+}
+
+
+def valid_message(values: dict[str, Any]) -> bytes:
+    """One message that holds a whole batch."""
+    plan = Layout(values)
+    body = bytearray(plan.sent_bytes)
     crc = write_body(plan, memoryview(body))
     header = write_header(plan, b"log", 1, 300, crc, {"tokens": 5}, [(0, "s", 1, 0, 0, (2, 3))])
     # Without a checksum of the header: what is tested here is what stands when that is right.
@@ -52,7 +71,9 @@ def valid_message() -> bytes:
     return message
 
 
-MESSAGE = valid_message()
+MESSAGE = valid_message(KINDS)
+MESSAGES = {"a value of every kind": MESSAGE, "packed rows": valid_message(PACKED)}
+every_message = pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 
 
 def receive(message: bytes) -> None:
@@ -63,7 +84,7 @@ def receive(message: bytes) -> None:
         return
     check_header(header, max_body_bytes=MAX_BODY_BYTES)
     describe_values(header)
-    body = bytearray(header.body_bytes)
+    body = bytearray(sent_bytes(header))
     if chunk is not None:
         filled = check_chunk(header, chunk, 0)
         body[:filled] = chunk.data
@@ -82,38 +103,45 @@ def meets_only_bad_frame(message: bytes) -> bool:
     return False
 
 
-def test_the_valid_message_is_received() -> None:
+@every_message
+def test_the_valid_message_is_received(message: bytes) -> None:
     """What the other tests damage is sound to begin with."""
-    assert not meets_only_bad_frame(MESSAGE)
+    assert not meets_only_bad_frame(message)
 
 
-def test_every_truncation_is_refused() -> None:
-    """No proper prefix passes for the batch, but the one that ends between header and chunk."""
-    whole_header = parse_reply(MESSAGE).header
+@every_message
+def test_every_truncation_is_refused(message: bytes) -> None:
+    """No proper prefix passes for the batch, but the one that ends between header and chunk.
+
+    Of packed rows that one is refused, too: there are no seams in nothing.
+    """
+    whole_header = parse_reply(message).header
     assert whole_header is not None
     between = len(feed_pb2.ReadReply(header=whole_header).SerializeToString())
 
-    passed = [n for n in range(len(MESSAGE)) if not meets_only_bad_frame(MESSAGE[:n])]
+    passed = [n for n in range(len(message)) if not meets_only_bad_frame(message[:n])]
 
-    assert passed == [between]
+    assert passed == ([] if whole_header.HasField("packed") else [between])
 
 
-def test_every_flipped_bit_is_survived() -> None:
+@every_message
+def test_every_flipped_bit_is_survived(message: bytes) -> None:
     """Each single bit of a message, flipped: refused or read, and never another error."""
     refused = 0
-    for bit in range(8 * len(MESSAGE)):
-        flipped = bytearray(MESSAGE)
+    for bit in range(8 * len(message)):
+        flipped = bytearray(message)
         flipped[bit // 8] ^= 1 << bit % 8
         refused += meets_only_bad_frame(bytes(flipped))
 
-    assert refused > len(MESSAGE)
+    assert refused > len(message)
 
 
-def test_every_byte_at_every_place_is_survived() -> None:
+@every_message
+def test_every_byte_at_every_place_is_survived(message: bytes) -> None:
     """Each byte of a message replaced by telling values: edges of varints and of wire types."""
-    for place in range(len(MESSAGE)):
+    for place in range(len(message)):
         for byte in (0x00, 0x01, 0x0B, 0x0C, 0x7A, 0x7F, 0x80, 0xFF):
-            meets_only_bad_frame(MESSAGE[:place] + bytes([byte]) + MESSAGE[place + 1 :])
+            meets_only_bad_frame(message[:place] + bytes([byte]) + message[place + 1 :])
 
 
 @settings(deadline=None, max_examples=500)
@@ -124,13 +152,14 @@ def test_random_bytes_are_survived(message: bytes) -> None:
     meets_only_bad_frame(b"\x12" + bytes([len(message) & 0x7F]) + message[:127])
 
 
+@every_message
 @settings(deadline=None, max_examples=300)
-@given(st.lists(st.tuples(st.integers(0, len(MESSAGE) - 1), st.integers(0, 255)), max_size=8))
-def test_many_damages_at_once_are_survived(damages: list[tuple[int, int]]) -> None:
+@given(damages=st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=8))
+def test_many_damages_at_once_are_survived(message: bytes, damages: list[tuple[int, int]]) -> None:
     """Several bytes replaced together."""
-    damaged = bytearray(MESSAGE)
+    damaged = bytearray(message)
     for place, byte in damages:
-        damaged[place] = byte
+        damaged[place % len(message)] = byte
     meets_only_bad_frame(bytes(damaged))
 
 

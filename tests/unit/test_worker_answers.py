@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness import write_job_file
+from penstock.server.jobs.definition import rebuild
 from penstock.server.jobs.load import load
 from penstock.server.node.messages import (
     Cost,
@@ -74,8 +75,9 @@ class Talk:
         fd = os.memfd_create("page")
         os.ftruncate(fd, PAGE_BYTES)
         jobs = load(str(file)).jobs
-        worker = Worker(theirs, Page(fd, write=True))
+        worker = Worker(theirs, Page(fd, write=True), build=rebuild)
         os.close(fd)
+        worker.link.begin()
         self._theirs, self._thread = theirs, threading.Thread(target=worker.run, daemon=True)
         self._thread.start()
         self._found, self._number = list[FromWorker](), 0

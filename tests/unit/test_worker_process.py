@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -24,6 +25,7 @@ from penstock.server.node.page import PAGE_BYTES, Page
 from penstock.server.node.port import SocketPort
 from penstock.server.node.process import WorkerProcess
 from penstock.server.node.program import Started
+from penstock.server.node.start import start
 from penstock.server.store import SqliteStore
 
 
@@ -99,6 +101,17 @@ async def test_a_start_that_fails_leaks_nothing(monkeypatch: pytest.MonkeyPatch)
             worker.start(asyncio.get_running_loop())
 
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_ctrl_c_does_not_end_a_process_that_still_starts(capfd: pytest.CaptureFixture[str]) -> None:
+    """It reaches the whole terminal, and only the node says that it stops."""
+    process, _page, ours = start("penstock.server.node.worker_main")
+
+    os.kill(process.pid, signal.SIGINT)
+    ours.close()
+    status = process.wait(60)
+
+    assert (status, capfd.readouterr().err) == (0, "")
 
 
 async def test_workers_that_do_not_listen_are_ended_together(tmp_path: Path) -> None:

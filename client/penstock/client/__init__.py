@@ -22,6 +22,7 @@ it is installed. The path of a batch: `route` (in a background thread), `stream`
 """
 
 from penstock.client import errors
+from penstock.client.credentials import Tls
 from penstock.client.loader import Loader
 from penstock.client.options import Limits
 from penstock.client.run.ranks import Ranks
@@ -36,6 +37,7 @@ __all__ = [
     "Loader",
     "Ranks",
     "Step",
+    "Tls",
     "errors",
     "keep_memory",
 ]

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from penstock.wire.plain import plain_lines
+
 T = TypeVar("T")
 
 SLICE_S = 0.5
@@ -86,10 +88,11 @@ def tell(write: Callable[..., None], message: str, *values: Any) -> None:
     Args:
         write: `logger.info`, `logger.warning`.
         message: The message, with `%` for its values.
-        values: What is filled in.
+        values: What is filled in; a terminal obeys none of it, as some comes from a server.
     """
+    shown = [plain_lines(value) if isinstance(value, str) else value for value in values]
     try:
-        aside(lambda _: write(message, *values), patience_s=TELL_S)
+        aside(lambda _: write(message, *shown), patience_s=TELL_S)
     except TimeoutError:
         return  # another thread holds the logger's lock: the message comes when it is free
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import logging
 import os
 import sys
@@ -13,10 +12,8 @@ from typing import Any, NoReturn
 
 from penstock.wire.errors import PenstockError
 from penstock.wire.malloc import keep_memory
+from penstock.wire.programs import COMMANDS, unknown_command
 from penstock.wire.terminal import columns_of, folded, plain, plain_lines
-
-COMMANDS = ("ping", "cat", "cursors", "quarantine", "top", "demo", "bench")
-"""In the order of the help; each is a module of `penstock.client.commands`."""
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -29,12 +26,25 @@ beside this one) or spawn:FILE (a node of its own)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit status: 0, 1 = it failed, 2 = a mistake in the call."""
+    """Run one command and return its exit status.
+
+    0 = it did what was asked, 1 = it failed, 2 = a mistake in the call, 130 = Ctrl-C.
+    """
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        print("penstock: stopped", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = build_parser()
-    if not (sys.argv[1:] if argv is None else argv):  # nothing was asked: say what can be
+    given = list(sys.argv[1:] if argv is None else argv)
+    if not given:  # nothing was asked: say what can be
         parser.print_help(sys.stderr)
         return EXIT_USAGE
-    args = parser.parse_args(argv)
+    check_command(parser, given)
+    args = parser.parse_args(given)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("penstock: %(message)s"))
     level = logging.INFO if args.verbose else logging.WARNING
@@ -49,9 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             _complain(plain_lines(frames.rstrip("\n")))
         _complain(f"penstock: error: {_one_line(error.message)} [{plain(error.code)}]")
         return EXIT_USAGE if error.status == "INVALID_ARGUMENT" else EXIT_FAILED
-    except KeyboardInterrupt:
-        print("penstock: stopped", file=sys.stderr)
-        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has enough. Python would complain at exit when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -93,12 +100,17 @@ def build_parser() -> argparse.ArgumentParser:
         "-v", "--verbose", action="store_true", help="say more on stderr: ranks, cursors, breaks"
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        module_name = f"penstock.client.commands.{name}"
-        if importlib.util.find_spec(module_name) is not None:
-            module = importlib.import_module(module_name)
-            module.add_parser(subparsers)
+    for name in COMMANDS["penstock"]:
+        importlib.import_module(f"penstock.client.commands.{name}").add_parser(subparsers)
     return parser
+
+
+def check_command(parser: argparse.ArgumentParser, given: Sequence[str]) -> None:
+    """Exit with a sentence where the command is one of `penstockd`, or none at all."""
+    # No option before the command takes a value.
+    at = next((index for index, word in enumerate(given) if not word.startswith("-")), None)
+    if at is not None and given[at] not in COMMANDS["penstock"]:
+        parser.error(unknown_command("penstock", given[at], given[at + 1 :]))
 
 
 def installed_version() -> str:
@@ -120,7 +132,7 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the lines of a record."""
-        return plain_lines(super().format(record))
+        return folded(plain_lines(super().format(record)), columns_of(sys.stderr))
 
 
 if __name__ == "__main__":

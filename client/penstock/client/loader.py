@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, Never, NoReturn
 
 from penstock.client.aside import tell
+from penstock.client.credentials import Tls, Token, address_of
 from penstock.client.options import LIMITS, Limits, Options, one_rank
 from penstock.client.passes import Batches
 from penstock.client.reader import Reader
@@ -17,6 +20,7 @@ from penstock.client.run.session import Start
 from penstock.client.run.state import State
 from penstock.client.step_passes import Steps
 from penstock.client.steps import Batch, BatchInfo, BatchLayout
+from penstock.client.unknown import refuse_unknown
 from penstock.wire.checks import step_argument
 from penstock.wire.errors import InvalidRequest, NoGroup, PastEnd, PositionFar
 from penstock.wire.transport import Transport
@@ -55,8 +59,19 @@ class Loader:
         mode: `"stream"`: `iter()` again goes on where the last one stood; after the end of a finite
             job it reads the job again from step 0 or, with a group, raises `PastEnd`. `"eval"`:
             every `iter()` is one whole pass from step 0, and nothing is stored.
-        device: Where tensors go, in one copy per batch: `"cuda"`, or a device; to CUDA through
-            pinned memory, while the loop works on the batch before. `None` leaves them on the host.
+        device: Where tensors go, in one copy per batch: `"cuda"`, `"cuda:1"`, or a device; to CUDA
+            through pinned memory, while the loop works on the batch before. `None` leaves them on
+            the host.
+        memory: Which library pins memory for CUDA, and copies from there: `"torch"`, whose tensors
+            batches hold, or `"cupy"`, with arrays of cupy, which JAX and others take by DLPack.
+            `"auto"` takes torch where it has CUDA, else cupy where a device answers, and logs why.
+            `"plain"` pins nothing: torch copies each batch when the loop takes it, which holds the
+            loop up; take it where memory cannot be pinned.
+        arrive: What is done with values before the loop gets them: functions by the names of
+            values, such as `{"input_ids": Cast("int64")}` (`penstock.client.arrive`); a function of
+            the whole batch, such as `penstock.client.packed.complete`; or a list of these, done in
+            order. On CUDA it is queued next to the copy, beside the loop; on the host the loop's
+            thread does it. `None` changes nothing.
         attempt: A token that all ranks of one start of the run share, and no other start has.
             `None` makes it from torch.distributed or the launcher's variables.
         prefetch: How many batches may be ready beyond the one in use. A larger number bridges
@@ -79,6 +94,16 @@ class Loader:
             rebuild the dict.
         max_steps: With `mode="eval"`: a pass ends after this many steps.
         as_numpy: `True`: NumPy arrays. `False`: tensors. `None`: tensors where torch is installed.
+        tls: How to speak TLS with a node that is beyond this machine, such as `Tls(ca="ca.pem")`;
+            its files are read again at each reconnect. `None` takes the variables
+            `PENSTOCK_TLS_CA`, `_CERT`, `_KEY` and `_NAME`, where one is set. `unix:`, `local:` and
+            `spawn:` need none.
+        token: What the node is shown, as `penstockd token new` printed it, or the `Path` of a file
+            that holds it and is read again for each call. `None` takes `PENSTOCK_TOKEN`, or the
+            file `PENSTOCK_TOKEN_FILE`. Without TLS it goes no further than this machine.
+        metrics: A registry of `prometheus_client`, such as `prometheus_client.REGISTRY`: what
+            `stats` counts is then in it, as `penstock_loader_*`. Whoever owns the registry serves
+            it; a Loader opens no port. `None` leaves it out.
 
     Raises:
         InvalidRequest: Arguments that cannot be, or do not go together.
@@ -98,6 +123,8 @@ class Loader:
         start: Literal["cursor", "state"] | int = "cursor",
         mode: Literal["stream", "eval"] = "stream",
         device: Any = None,
+        memory: Literal["auto", "torch", "cupy", "plain"] = "auto",
+        arrive: Any = None,
         attempt: str | None = None,
         prefetch: int | None = None,
         limits: Limits = LIMITS,
@@ -107,11 +134,17 @@ class Loader:
         meta: bool = False,
         max_steps: int | None = None,
         as_numpy: bool | None = None,
+        tls: Tls | None = None,
+        token: Token | str | os.PathLike[str] | None = None,
+        metrics: Any = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            refuse_unknown(unknown, inspect.signature(Loader))
         resources = Resources()
         resources.guard.check()
         self._options = options = Options(
-            target=target,
+            address=address_of(target, tls, token),
             job=job,
             group=group,
             batches_per_step=batches_per_step,
@@ -119,6 +152,8 @@ class Loader:
             start=start,
             mode=mode,
             device=device,
+            memory=memory,
+            arrive=arrive,
             attempt=attempt,
             prefetch=prefetch,
             limits=limits,
@@ -128,6 +163,7 @@ class Loader:
             meta=meta,
             max_steps=max_steps,
             as_numpy=as_numpy,
+            metrics=metrics,
         )
         self.target, self.job, self.group = target, job, group
         self._reader = Reader(options, resources)
@@ -276,12 +312,18 @@ class Loader:
         """Name a step of the group for good and return it; None = the group's cursor.
 
         Raises:
+            InvalidRequest: The name is empty or not a text, or `step` is not a number.
             NoGroup: The Loader is ephemeral.
             UnknownGroup: Nothing of the group was read or committed yet.
             PastEnd, PositionFar: No reader could be taken to `step`.
             CheckpointExists: The name stands at another step.
         """
         group = self._need_group("checkpoint")
+        if not isinstance(name, str):
+            raise InvalidRequest(
+                f"checkpoint({name!r}): pass a name first, such as 'step-12000', and a number as "
+                "step="
+            )
         if step is not None:
             step = step_argument("checkpoint", step)
         return int(self._opener.control.checkpoint(group, name, step).step)
@@ -393,6 +435,9 @@ class Loader:
     def close(self) -> None:
         """End the stream, the connection, and a node that was spawned; idempotent."""
         self._reader.close()
+
+    def __repr__(self) -> str:
+        return self._reader.describe()
 
     def __enter__(self) -> Loader:
         return self

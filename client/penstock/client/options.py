@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from penstock.client.credentials import Address
+from penstock.client.reading.arrival import steps_of
 from penstock.client.run.ranks import Ranks
 from penstock.wire.checks import (
     as_integer,
@@ -17,7 +18,7 @@ from penstock.wire.checks import (
 )
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.order import MAX_POSITION
-from penstock.wire.transport import Transport
+from penstock.wire.resources import usable_memory_bytes
 
 MAX_BODY_BYTES = 4 << 30
 
@@ -45,18 +46,35 @@ class Limits:
             copied there while the loop works. Each takes its bytes of the device's memory. 1 hides
             the copy if batches come in time; the second bridges one that comes late. Take 1 if the
             device has no memory to spare.
+        pinned_bytes: The most bytes of the host's memory that are pinned for a CUDA device. Of them
+            the Loader takes room for eight of the largest batch, and 16 MiB at least; what a node
+            on this host lends is pinned where it lies, in arenas of 64 MiB or more, if they fit as
+            well, and else copied once more. `None` takes at most a sixteenth of the memory that
+            there is for each process of the run on this host. Raise it if the log says that lent
+            batches are copied; lower it if other processes need the memory.
 
     Raises:
-        InvalidRequest: A value is not a whole number of at least 1.
+        InvalidRequest: A value is not a whole number of at least 1, or more is to be pinned than
+            this host has.
     """
 
     prefetch_bytes: int = PREFETCH_BYTES
     max_body_bytes: int = MAX_BODY_BYTES
     device_batches: int = 2
+    pinned_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("prefetch_bytes", "max_body_bytes", "device_batches"):
             object.__setattr__(self, name, count_argument(name, getattr(self, name)))
+        if self.pinned_bytes is not None:
+            pinned = count_argument("pinned_bytes", self.pinned_bytes)
+            if pinned > (usable := usable_memory_bytes()):
+                _refuse(
+                    f"pinned_bytes={pinned}: this host, or its container, has {usable} bytes of "
+                    "memory, and what is pinned stays there: pass a small part of that, or leave "
+                    "it out"
+                )
+            object.__setattr__(self, "pinned_bytes", pinned)
 
 
 LIMITS = Limits()
@@ -71,7 +89,7 @@ class Options:
             what to pass instead.
     """
 
-    target: str | Sequence[str] | Transport
+    address: Address
     job: str
     group: str | None
     batches_per_step: int | None
@@ -79,6 +97,8 @@ class Options:
     start: str | int
     mode: str
     device: Any
+    memory: str
+    arrive: Any
     attempt: str | None
     prefetch: int | None
     limits: Limits
@@ -88,11 +108,13 @@ class Options:
     meta: bool
     max_steps: int | None
     as_numpy: bool | None
+    metrics: Any
 
     def __post_init__(self) -> None:
         choice_argument("mode", self.mode, ("stream", "eval"))
         choice_argument("tail", self.tail, ("pad", "drop"))
         choice_argument("uneven", self.uneven, ("error", "fill"))
+        choice_argument("memory", self.memory, ("auto", "torch", "cupy", "plain"))
         self._keep("start", self._start())
         for name in ("batches_per_step", "prefetch", "max_steps"):
             value = getattr(self, name)
@@ -111,6 +133,12 @@ class Options:
         flag_argument("meta", self.meta)
         if self.as_numpy is not None:
             flag_argument("as_numpy", self.as_numpy)
+        steps_of(self.arrive)
+        if self.metrics is not None and not callable(getattr(self.metrics, "register", None)):
+            _refuse(
+                f"metrics={self.metrics!r}: pass a CollectorRegistry of prometheus_client, such as "
+                "prometheus_client.REGISTRY"
+            )
         self._check_eval()
 
     def _keep(self, name: str, value: Any) -> None:

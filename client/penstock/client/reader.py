@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from penstock.client.aside import aside, tell
+from penstock.client.counters import Counted, count_in
 from penstock.client.frameworks.notice import reader_ahead
 from penstock.client.options import Options
 from penstock.client.passes import Batches
+from penstock.client.reading.arrival import Arrival, steps_of
+from penstock.client.reading.borrowing import borrowed_bytes
 from penstock.client.reading.buffers import BufferPool
-from penstock.client.reading.decoders import make_decoder, needs_torch
+from penstock.client.reading.decoders import check_values, make_decoder
 from penstock.client.reading.feed import Feed
 from penstock.client.reading.route import Node
 from penstock.client.reading.slots import Delivery
+from penstock.client.reading.stages import TimedPool, Waited
 from penstock.client.reading.values import Decoder
 from penstock.client.run.opener import Opener
 from penstock.client.run.ranks import WorldRank, mesh_dimensions
@@ -31,6 +36,13 @@ from penstock.wire.v1 import feed_pb2
 
 logger = logging.getLogger("penstock")
 
+ENDLESS = (
+    ": train by a number of steps (max_steps of a Trainer, a break in a loop), or give the job "
+    'epochs: 1; evaluate with mode="eval" and max_steps=; where a torch Dataset is asked for, '
+    "penstock.client.frameworks.data.LoaderDataset(loader) is one, without a length"
+)
+"""What to do about a job that has no length."""
+
 
 class Reader:
     """Gives one rank's batches in order, to the iterators of a Loader. Used by one thread.
@@ -42,6 +54,7 @@ class Reader:
     Attributes:
         at: Where the Loader stands.
         opener: Settles what a session needs.
+        waits: How long the loop has waited.
     """
 
     def __init__(self, options: Options, resources: Resources) -> None:
@@ -54,14 +67,22 @@ class Reader:
         # The step that is being given, with the counts of its batches by position.
         self._given: tuple[int, dict[int, Mapping[str, int]]] = (-1, {})
         self._decoder: Decoder | None = None
-        self._waits = Waits()
-        self._pool = BufferPool(
-            (options.prefetch or LEAST_AHEAD) + 2, options.limits.prefetch_bytes
+        self.waits = Waits()
+        self._pool = TimedPool(
+            BufferPool((options.prefetch or LEAST_AHEAD) + 2, options.limits.prefetch_bytes)
         )
         self._holds_ahead: str | None = None  # the warning about a framework that never marks
         # At interpreter exit `resources` closes what is open.
         self._finalizer = weakref.finalize(self, resources.close, waits=False)
         self._finalizer.atexit = False
+        self._counted: Counted | None = None
+        if options.metrics is not None:
+            self._counted = count_in(options.metrics, self, options.job, options.group)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     def check(self) -> None:
         """Refuse to be used after `close`, and in another process.
@@ -78,8 +99,31 @@ class Reader:
         """End the stream, the connection, and a node that was spawned; idempotent."""
         self._closed = True
         self._resources.close()
+        if self._counted is not None:
+            self._counted.look()
         self.at = self.at._replace(feed=None)
         self._finalizer.detach()
+
+    def describe(self) -> str:
+        """Return one line about where it stands, for people; asks nobody."""
+        options, at = self._options, self.at
+        who = f"<Loader of job {options.job!r} at {self.opener.target}"
+        if options.group is not None:
+            who += f", group {options.group!r}"
+        if at.session is not None:
+            who += f", rank {at.session.share.rank} of {at.session.share.world_size}"
+        return f"{who}: {self._where()}>"
+
+    def _where(self) -> str:
+        at = self.at
+        given = f"{at.tally.batches:,} batch{'' if at.tally.batches == 1 else 'es'} given"
+        if self._closed:
+            return f"closed; {given}"
+        if at.session is None:
+            return "waits for load_state_dict()" if at.start is None else "nothing is read yet"
+        if at.is_over:
+            return f"at its end; {given}"
+        return f"next is position {at.next:,}, step {at.session.share.step(at.next):,}; {given}"
 
     # --- where it stands ---
 
@@ -116,7 +160,7 @@ class Reader:
         Nothing begins for it without a length, or before the state that is waited for is loaded:
         frameworks ask before that.
         """
-        batches = self.opener.batches()
+        batches = self.opener.count_batches()
         if batches is None:
             return self._options.max_steps
         tail = Tail(batches, self._share().batches_per_step, self._options.tail_pad)
@@ -139,11 +183,16 @@ class Reader:
         """
         self.check()
         found = count()
-        if found is None:
-            is_finite = self.opener.info.finite
-            why = "has a length that is not known yet" if is_finite else "is endless"
-            raise TypeError(f"job {self._options.job!r} {why}, so its Loader has no len()")
-        return found
+        if found is not None:
+            return found
+        job, info = self._options.job, self.opener.info
+        if not info.finite:
+            raise TypeError(f"job {job!r} is endless, so its Loader has no len(){ENDLESS}")
+        so_far = f" ({info.counted_so_far})" if info.counted_so_far else ""
+        raise TypeError(
+            f"job {job!r} has a length that is not known yet{so_far}, so its Loader has no len(): "
+            "ask again later; a job with a plan, made of an index of sizes, has it at once"
+        )
 
     def _cut(self, steps: int | None) -> int | None:
         most = self._options.max_steps
@@ -247,17 +296,24 @@ class Reader:
     def _feed(self) -> Feed:
         options = self._options
         if self._decoder is None:
-            # A mistake is reported before the node is called.
-            needs_torch(options.device, options.as_numpy)
+            # A mistake is reported before the node is called. In `aside`, since a search for a
+            # module, or an import, that is interrupted can leave locks of the interpreter locked.
+            aside(lambda _: check_values(options.device, options.as_numpy, options.memory))
         feed = self.at.feed
         if feed is None:
             feed = self._open_feed()
         if self._decoder is None:
-            # The first batches come while torch is imported. In `aside`, since an interrupted
-            # import can leave locks locked, too.
+            # The first batches come while torch is imported, in `aside`, too.
             feed.start()
-            decoder = aside(lambda _: make_decoder(options.device, options.as_numpy))
-            decoder.settle()
+            made = aside(
+                lambda _: make_decoder(
+                    options.device,
+                    options.as_numpy,
+                    options.memory,
+                    Arrival(steps_of(options.arrive)),
+                )
+            )
+            decoder = made.settle(options.limits.pinned_bytes)
             self._pool.use(decoder.memory)
             self._decoder = decoder
         if feed.ahead is None and self._decoder.is_ahead:
@@ -269,7 +325,7 @@ class Reader:
         at, steps = self.at, self.steps
         if not session.tail_pad and self._options.max_steps is None:
             steps = None  # the stream's end says what was left out
-        transport = self._resources.connect(self._options.target)
+        transport = self._resources.connect(self._options.address)
         feed = Feed(
             [Node(transport, session.target)],
             session,
@@ -287,27 +343,39 @@ class Reader:
 
     def _take(self, feed: Feed, position: int) -> Delivery | None:
         """Return the batch at an own position, None past the end; it stays where it is."""
-        waited = feed.wait_s
-        delivery = feed.take(position, self._options.deadline_s)
-        if feed.wait_s > waited:
-            self._note_wait(feed.wait_s - waited)
-        return delivery
+        lending = self._pool.lending
+        waited, lent = feed.wait_s, lending.so_far_s()
+        try:
+            return feed.take(position, self._options.deadline_s)
+        finally:
+            if (waited := feed.wait_s - waited) > 0:
+                memory_s = lending.share_s(lent, waited)
+                self._note_wait(Waited(network_s=waited - memory_s, memory_s=memory_s))
 
     def _decode(self, delivery: Delivery) -> dict[str, Any]:
         """Return the values of a batch, which may have been decoded ahead."""
         feed, decoder = self.at.feed, self._decoder
         assert feed is not None
         assert decoder is not None
-        if feed.ahead is None:
+        ahead, copied = feed.ahead, decoder.copying.so_far_s()
+        taken = decoder.taking.so_far_s()
+        began = time.monotonic() if ahead is None else ahead.wait_s
+        try:
+            if ahead is not None:
+                return ahead.take(delivery, self._options.deadline_s)
             return decoder.finish(decoder.begin(delivery.entries, delivery.lease))
-        waited = feed.wait_s
-        values = feed.ahead.take(delivery, self._options.deadline_s)
-        if feed.wait_s > waited:
-            self._note_wait(feed.wait_s - waited)
-        return values
+        finally:
+            # On its own thread the loop waits as long as it decodes.
+            waited = (time.monotonic() if ahead is None else ahead.wait_s) - began
+            if waited > 0:
+                copy_s = decoder.copying.share_s(copied, waited)
+                memory_s = decoder.taking.share_s(taken, copy_s)  # which is a part of that
+                self._note_wait(
+                    Waited(memory_s=memory_s, copy_s=copy_s - memory_s, decode_s=waited - copy_s)
+                )
 
-    def _note_wait(self, seconds: float) -> None:
-        self._waits.add(seconds, is_first=not self.at.tally.batches)
+    def _note_wait(self, waited: Waited) -> None:
+        self.waits.add(waited, is_first=not self.at.tally.batches)
 
     def _peek(self) -> Delivery | None:
         """Return the batch that is given next, None past the end."""
@@ -342,7 +410,7 @@ class Reader:
         after = at._replace(
             next=at.session.share.nth_after(info.position, 1),
             last=info,
-            tally=at.tally.given(info.nbytes, info.counts.get("tokens", 0), info.is_padding),
+            tally=at.tally.given(info.nbytes, info.counts, info.is_padding),
         )
         return Batch(values, info=info), after
 
@@ -437,15 +505,31 @@ class Reader:
         ready = dict.fromkeys(
             ("dropped_batches", "dropped_samples", "buffered_batches", "buffer_bytes"), 0
         )
-        found = report(at.tally, self._waits)
+        found, pool = report(at.tally, self.waits), dict(self._pool.statistics())
+        pool["leased_bytes"] += borrowed_bytes(self._pool)
+        device = dict.fromkeys(
+            (
+                "device_batches",
+                "pinned_bytes",
+                "pinned_grown",
+                "pinned_overflowed",
+                "pinned_staged",
+            ),
+            0,
+        )
+        if self._decoder is not None and self._decoder.memory is not None:
+            device |= {f"pinned_{k}": v for k, v in self._decoder.memory.counts().items()}
         if feed is not None:
             ready = feed.statistics(at.next)
             found["reconnects"] += feed.reconnects
+            if feed.ahead is not None:
+                device["device_batches"] = feed.ahead.ready
         return (
             found
             | ready
             | {"buffer_bytes_limit": self._options.limits.prefetch_bytes}
-            | {f"pool_{k}": v for k, v in self._pool.statistics().items()}
+            | {f"pool_{k}": v for k, v in pool.items()}
+            | device
             | {
                 "position": at.last.position if at.last else None,
                 "next_position": at.next if at.session else None,

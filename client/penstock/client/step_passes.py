@@ -23,6 +23,10 @@ class Steps:
     def __iter__(self) -> Iterator[Step]:
         return self
 
+    def __repr__(self) -> str:
+        """Return one line about where the Loader stands; asks nobody."""
+        return f"<Steps of {self._reader.describe().removeprefix('<')}"
+
     def __len__(self) -> int:
         """Return how many steps a whole pass has, for a progress bar's total.
 

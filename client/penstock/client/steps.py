@@ -29,7 +29,7 @@ class BatchInfo:
     Attributes:
         position: Its number in the whole job.
         counts: Integers that travel with it: tokens, loss_tokens, samples, ...
-        header: The message that came over the wire.
+        header: The message that came over the wire; it speaks of the body as it lies here.
         body: uint8 (nbytes,), the bytes that its tensors on the host are views of.
     """
 
@@ -140,7 +140,8 @@ class Batch(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         # Reached only where the dict has no such attribute.
         if name.startswith("_") or name not in _BATCH_ATTRIBUTES:
-            raise AttributeError(f"a Batch has no attribute {name!r}")
+            way = f": it is a value, batch[{name!r}]" if name in self else ""
+            raise AttributeError(f"a Batch has no attribute {name!r}{way}")
         info = self.__dict__.get("info")
         if info is None:
             raise AttributeError(

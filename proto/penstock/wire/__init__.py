@@ -5,6 +5,7 @@ processes can use it.
 
 * `penstock.wire.v1`: the `.proto` files and the code generated from them.
 * `penstock.wire.frame`: the only room that knows the layout of a batch in bytes.
+* `penstock.wire.packed`: what follows from the ids of packed rows, and how it is made.
 * `penstock.wire.values`: what a batch may hold; `penstock.wire.digest`: one hash of all of it.
 * `penstock.wire.order`: lane, offset, position, step: the arithmetic that both halves must share.
 * `penstock.wire.prefetch`: how many batches are fetched ahead.
@@ -12,11 +13,12 @@ processes can use it.
 * `penstock.wire.errors`: every error, its stable code and its gRPC status.
 * `penstock.wire.attempts`: what an attempt is called after a seek.
 * `penstock.wire.transport`: what a Loader talks to.
+* `penstock.wire.programs`: the commands of both programs, and which program has which.
 * `penstock.wire.terminal`: texts of others, harmless in a terminal.
 * `penstock.wire.malloc`: glibc, told to keep memory for messages.
 """
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of the wire that this package speaks; a peer of another version is refused."""
 
 CHUNK_BYTES = 1 << 20

@@ -12,7 +12,7 @@ from numbers import Real
 from operator import index
 from typing import Any
 
-from penstock.wire.errors import InvalidJob, InvalidRequest
+from penstock.wire.errors import InvalidJob, InvalidRequest, clean_text
 from penstock.wire.nearest import nearest
 from penstock.wire.order import MAX_POSITION
 
@@ -72,7 +72,8 @@ def check_choice(name: str, value: Any, choices: Sequence[str], *, key: str = ""
         near = nearest(str(value), choices, 1)
         meant = f"; did you mean {near[0]}?" if near else ""
         raise InvalidJob(
-            f"{name} is {value!r}: choose one of {', '.join(choices)}{meant}", key=key or name
+            f"{name} is {clean_text(repr(value), 100)}: choose one of {', '.join(choices)}{meant}",
+            key=key or name,
         )
     return value
 

@@ -30,6 +30,7 @@ import hashlib
 import struct
 from typing import Any
 
+from penstock.wire.frame.completing import completed
 from penstock.wire.v1 import feed_pb2
 
 FORMAT = "penstock batch 1"
@@ -43,10 +44,10 @@ def batch_digest(header: feed_pb2.BatchHeader, body: Any) -> str:
 
     Args:
         header: A header that `check_header` has passed.
-        body: The whole body: a contiguous buffer.
+        body: The whole body, or what was sent in its place: a contiguous buffer.
     """
     sha = hashlib.sha256()
-    octets = memoryview(body)
+    octets = memoryview(completed(header, body))  # type: ignore[arg-type]  # or an ndarray
     octets = octets.cast("B") if octets.nbytes else memoryview(b"")
     sha.update(_text(FORMAT))
     sha.update(_NUMBER(len(header.values)))

@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Self, TypeAlias, dataclass_transform
 
 from google.protobuf.message import DecodeError
 
+from penstock.wire.credentials import value_without_credentials, without_credentials
+from penstock.wire.plain import plain_lines
 from penstock.wire.v1 import error_pb2
 
 ERROR_METADATA_KEY = "penstock-error-bin"
@@ -60,6 +62,11 @@ class PenstockError(_Fielded, Exception):
     more: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # It may quote a file, or come from another machine: a terminal is not to obey it.
+        if isinstance(self.message, str):  # a user's role may raise one with anything
+            self.message = without_credentials(plain_lines(self.message))
+        if isinstance(self.traceback, str):
+            self.traceback = without_credentials(plain_lines(self.traceback))
         if isinstance(self.traceback, str) and "\n" in self.traceback:
             # Python shows notes below an uncaught error: a trainer prints the user's own line.
             self.add_note(self.traceback)
@@ -85,7 +92,7 @@ class PenstockError(_Fielded, Exception):
     def fields(self) -> dict[str, Any]:
         """Return the fields by name, JSON-able, as they are sent."""
         names = [declared.name for declared in fields(self) if declared.name not in _OWN]
-        held = {name: getattr(self, name) for name in names}
+        held = {name: value_without_credentials(getattr(self, name)) for name in names}
         return {**{name: held[name] for name in held if held[name] is not None}, **self.more}
 
     def __str__(self) -> str:
@@ -737,6 +744,52 @@ class Unreachable(PenstockError):
     timed_out: bool | None = None
 
 
+class Unauthenticated(PenstockError):
+    """The node does not know who calls: there is no token, or it is unknown or has expired.
+
+    Attributes:
+        name: Whose token it was.
+    """
+
+    code, status = "unauthenticated", "UNAUTHENTICATED"
+
+    name: str | None = None
+
+
+class Forbidden(PenstockError):
+    """The node knows who calls, and it may not do that.
+
+    Attributes:
+        name: Who calls, by the name in the node's file of tokens.
+        scope: The scope that is missing.
+        job: The job that it is not for.
+        group: The group that it is not for.
+        bound: What it has too much of: streams or lanes.
+        limit: How many it may have.
+    """
+
+    code, status = "forbidden", "PERMISSION_DENIED"
+
+    name: str | None = None
+    scope: str | None = None
+    job: str | None = None
+    group: str | None = None
+    bound: str | None = None
+    limit: int | None = None
+
+
+class TlsFailed(Unreachable):
+    """The node is there, and TLS keeps client and node apart.
+
+    Attributes:
+        is_first: It never answered this client: waiting would not mend it.
+    """
+
+    code, status = "tls_failed", "UNAVAILABLE"
+
+    is_first: bool | None = None
+
+
 class DataTimeout(PenstockError):
     """The next batch did not come before the deadline.
 
@@ -801,6 +854,70 @@ class NoGroup(PenstockError):
     """An ephemeral reader has no cursor: commit, checkpoint and seek need a group."""
 
     code, status = "no_group", "FAILED_PRECONDITION"
+
+
+class NoDevice(InvalidRequest):
+    """The device that batches should go to does not answer, or no driver for it is there.
+
+    Attributes:
+        device: The device, as it was asked for.
+        reason: Why, as torch, cupy or CUDA says it.
+    """
+
+    code, status = "no_device", "FAILED_PRECONDITION"
+
+    device: str | None = None
+    reason: str | None = None
+
+
+class OutOfDeviceMemory(PenstockError):
+    """A batch does not fit into what is free of a device's memory.
+
+    Attributes:
+        device: The device.
+        nbytes: What the batch takes.
+        free_bytes: What was free.
+        total_bytes: What the device has.
+    """
+
+    code, status = "out_of_device_memory", "RESOURCE_EXHAUSTED"
+
+    device: str | None = None
+    nbytes: int | None = None
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+
+
+class CannotPin(PenstockError):
+    """Memory of the host could not be pinned for a device.
+
+    Attributes:
+        nbytes: How many bytes were asked for.
+        limit_bytes: How many this process may lock (`ulimit -l`); None = any number.
+        reason: Why, as torch, cupy or CUDA says it.
+    """
+
+    code, status = "cannot_pin", "RESOURCE_EXHAUSTED"
+
+    nbytes: int | None = None
+    limit_bytes: int | None = None
+    reason: str | None = None
+
+
+class DeviceFailed(PenstockError):
+    """A call of a device failed: it was reset, or something that ran there failed before.
+
+    Attributes:
+        device: The device.
+        call: What was asked of it.
+        reason: Why, as torch, cupy or CUDA says it.
+    """
+
+    code, status = "device_failed", "INTERNAL"
+
+    device: str | None = None
+    call: str | None = None
+    reason: str | None = None
 
 
 class Internal(PenstockError):

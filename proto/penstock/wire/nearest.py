@@ -8,6 +8,9 @@ from collections.abc import Iterable
 MAX_LISTED = 20
 """A hint lists at most this many names, and says how many more there are."""
 
+MAX_SHOWN = 60
+"""Characters of a name that are shown: a damaged file may have a name of megabytes."""
+
 
 def nearest(
     word: str,
@@ -41,9 +44,14 @@ def hint(word: str, known: Iterable[str]) -> str:
         return f"did you mean {' or '.join(near)}?"
     if not names:
         return "there are none"
-    listed = ", ".join(names[:MAX_LISTED])
-    more = len(names) - MAX_LISTED
-    return f"known are {listed}" + (f" and {more} more" if more > 0 else "")
+    return f"known are {listed(names)}"
 
 
-__all__ = ["hint", "nearest"]
+def listed(names: Iterable[str]) -> str:
+    """Return names in their order, each of bounded length: after `MAX_LISTED`, how many more."""
+    every = [name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}..." for name in names]
+    more = len(every) - MAX_LISTED
+    return ", ".join(every[:MAX_LISTED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+__all__ = ["hint", "listed", "nearest"]

@@ -41,6 +41,8 @@ class Numbering:
 
     Attributes:
         order: The order, in which a lane whose end is not known counts as one without an end.
+        in_vain: What planners counted in lanes that hold no batch, by lane and name: for people,
+            who want to know why. No position depends on it.
     """
 
     def __init__(self, lanes: int, ends: Sequence[int | None] | None = None) -> None:
@@ -49,6 +51,7 @@ class Numbering:
         self._sum = sum(self._reaches)
         # (reach, lane) of the lanes whose end is not known; a reach may have grown since.
         self._open = [(0, lane) for lane, end in enumerate(ends or ()) if end is None]
+        self.in_vain: dict[int, Mapping[str, int]] = {}
 
     @property
     def is_finite(self) -> bool:

@@ -20,6 +20,9 @@ from penstock.wire.errors import InvalidRequest, PastEnd, RankOutOfRange, Uneven
 
 MAX_POSITION = (1 << 63) - 1
 
+MAX_LANES = 65_536
+"""A node keeps some KiB for each lane of a job; the largest clusters have fewer ranks."""
+
 
 class LaneOffset(NamedTuple):
     """Where a batch is in its job's log."""
@@ -47,9 +50,9 @@ class Order:
             raise InvalidRequest(
                 f"a log has at least 1 lane, not {self.lanes}", field="lanes", value=self.lanes
             )
-        ends = self.ends if self.ends is not None else (None,) * self.lanes
-        lengths = sorted(end for end in ends if end is not None)
-        if len(ends) != self.lanes or (lengths and lengths[0] < 0):
+        lengths = sorted(end for end in self.ends or () if end is not None)
+        is_short = self.ends is not None and len(self.ends) != self.lanes
+        if is_short or (lengths and lengths[0] < 0):
             raise InvalidRequest(
                 f"{self.lanes} lanes need {self.lanes} lengths of at least 0, not {self.ends}",
                 field="lanes",
@@ -392,6 +395,7 @@ def position_list(order: Order, limit: int) -> Sequence[LaneOffset]:
 
 
 __all__ = [
+    "MAX_LANES",
     "MAX_POSITION",
     "Cut",
     "LaneOffset",

@@ -6,6 +6,8 @@ import os
 import re
 from typing import TextIO
 
+from penstock.wire.plain import plain, plain_lines
+
 MIN_COLUMNS = 40
 """On narrower terminals lines break where the terminal breaks them."""
 
@@ -13,19 +15,6 @@ HANGING = 2
 """How much further the rest of a folded line is indented."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def plain(text: str) -> str:
-    r"""Return a text as one line that is safe in a terminal: `\x1b` in place of that character."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in text
-    )
-
-
-def plain_lines(text: str) -> str:
-    """Return a text of several lines, each as `plain`; tabs stay as well."""
-    return "\n".join("\t".join(map(plain, line.split("\t"))) for line in text.split("\n"))
 
 
 def columns_of(stream: TextIO) -> int | None:

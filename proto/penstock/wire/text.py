@@ -37,6 +37,10 @@ class Document(NamedTuple):
     ids: NDArray
 
 
+FIRST_COUNTS = ("tokens", "samples")
+"""They stand first: a narrow terminal shows the beginning of a line."""
+
+
 def headline(record: Mapping[str, Any], *, padding: bool) -> str:
     """Return one line about a batch.
 
@@ -44,7 +48,9 @@ def headline(record: Mapping[str, Any], *, padding: bool) -> str:
         record: From `frame.batch_record`.
         padding: The batch is padding.
     """
-    counts = ", ".join(f"{value:,} {plain(name)}" for name, value in record["counts"].items())
+    first = [name for name in FIRST_COUNTS if name in record["counts"]]
+    names = dict.fromkeys((*first, *record["counts"]))
+    counts = ", ".join(f"{record['counts'][name]:,} {plain(name)}" for name in names)
     beside = accounting_text({**record["accounting"], "drawn": 0})
     made_by = f"{plain(record['dataset_name'])}  " if "dataset_name" in record else ""
     return (

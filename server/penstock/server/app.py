@@ -13,43 +13,58 @@ from typing import TextIO
 
 import structlog
 
+from penstock.server.access import Access
+from penstock.server.allocator import chosen
+from penstock.server.collecting import collect_as_usual
 from penstock.server.jobs.load import Config
-from penstock.server.logs import configure
+from penstock.server.jobs.settings import ServerSettings
 from penstock.server.metrics import Metrics
+from penstock.server.node.early import Early
 from penstock.server.node.node import Node
 from penstock.server.rpc.opening import VERSION
 from penstock.server.rpc.service import Service
 from penstock.server.store import open_store
 from penstock.server.store.watch import StoreWatch
-from penstock.wire.errors import PenstockError
+from penstock.server.tls import LOOK_S, NodeTls
+from penstock.wire.errors import InvalidRequest, PenstockError
 from penstock.wire.malloc import keep_memory
 
 logger = structlog.get_logger("penstock")
 
 
-def run(config: Config, *, exit_when_unused: str | None = None) -> int:
+def run(config: Config, *, exit_when_unused: str | None = None, early: Early | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the exit status.
+
+    The log was configured before: workers follow it.
 
     Args:
         config: The settings and the jobs.
         exit_when_unused: End when no process holds a lock on this file: for a node that a Loader
             started.
+        early: The workers, which were started before this was imported.
 
     Raises:
         PenstockError: What keeps it from starting, in one sentence.
     """
-    configure(config.server.log_format, config.server.log_level)
     keep_memory()
     with contextlib.suppress(ImportError):
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config, exit_when_unused))
-    return asyncio.run(_serve(config, exit_when_unused))
+            return runner.run(_serve(config, exit_when_unused, early))
+    return asyncio.run(_serve(config, exit_when_unused, early))
 
 
-async def _serve(config: Config, exit_when_unused: str | None) -> int:
+async def _serve(config: Config, exit_when_unused: str | None, early: Early | None) -> int:
     settings = config.server
+    check_exposed(settings)
+    tls = None
+    if settings.tls is not None and not settings.listen.startswith("unix:"):
+        tls = NodeTls(settings.tls, config.base)
+        tls.announce()
+    access = None
+    if settings.tokens is not None and not settings.listen.startswith("unix:"):
+        access = Access(config.base / settings.tokens, list(config.jobs))
     stop, at_once = asyncio.Event(), asyncio.Event()
     ending = Ending()
     _on_signals(stop, at_once)
@@ -58,6 +73,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
     metrics = Metrics(VERSION)
     metrics.begin(jobs)
     watch = StoreWatch(store)
+    metrics.store_away_s = watch.away_s
 
     def store_failed(error: PenstockError) -> None:
         metrics.store_failed(error)
@@ -70,7 +86,13 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             # Opened first, so closed last: a process that waits for this lock finds the store free.
             users = stack.enter_context(open(exit_when_unused, "w"))  # noqa: ASYNC230, SIM115
         await store.open()
-        stack.push_async_callback(ending.stage, "store", store.close)
+        served = False
+
+        async def close_store() -> None:
+            # A start that fails leaves no empty store, which the next start would take for theirs.
+            await (store.close() if served else store.discard())
+
+        stack.push_async_callback(ending.stage, "store", close_store)
         stack.push_async_callback(watch.close)
         if store.created:
             # A mistyped name looks like a fresh start: runs would begin at step 0 again.
@@ -85,6 +107,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             snapshot_seconds=settings.snapshot_seconds,
             item_deadline_s=settings.item_seconds,
             observer=metrics,
+            early=early,
         )
         failed = asyncio.Event()
 
@@ -101,14 +124,16 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
         if not await _start(node, stop):
             logger.info("stopped before it was ready")
             return 1 if failed.is_set() else 0
-        service = Service(node, store, metrics)
+        service = Service(node, store, metrics, access, reflects=settings.reflection)
         metrics.watch(service.status)
         http_address = None
         if settings.metrics is not None:
             # Here, as the import takes a fifth of the time that a node without it starts in.
             from penstock.server.http import HttpEdge
+            from penstock.server.status_page.routes import StatusPage
 
-            http = HttpEdge(metrics, lambda: not service.draining.is_set())
+            page = StatusPage(node, service.status)
+            http = HttpEdge(metrics, lambda: not service.draining.is_set(), page)
             http_address = await http.start(settings.metrics)
             stack.push_async_callback(ending.stage, "metrics", http.stop)
         for name, job in jobs.items():
@@ -116,17 +141,28 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
                 logger.warning(sentence, job=name)
             if shares := job.shares():
                 logger.info("each batch comes from one set of roles", job=name, shares=shares)
-        address = await service.start(settings.listen, int(settings.socket_mode, 8))
+        collect_as_usual()
+        address = await service.start(settings.listen, int(settings.socket_mode, 8), tls)
+        served = True
         stack.push_async_callback(
             ending.stage, "port", lambda: service.stop(ending.left_s(PORT_END_S, WORKERS_SHARE))
         )
-        _warn_if_open(address)
+        _warn_if_open(address, tls, access)
+        if tls is not None:
+            metrics.watch_certificate(tls.expires_s)
+        if access is not None:
+            metrics.watch_callers(lambda: access.names, service.streams.by_caller)
+        if tls is not None or access is not None:
+            looking = asyncio.ensure_future(_keep_looking(tls, access, service))
+            stack.callback(looking.cancel)
         logger.info(
             "ready",
             address=address,
+            tls=tls is not None,
             metrics=http_address,
             store=store.where,
             workers=settings.worker_count,
+            allocator=str(chosen() or "of the system"),
             jobs={name: job.log_id.hex()[:12] for name, job in jobs.items()},
             version=VERSION,
         )
@@ -261,20 +297,66 @@ async def _end_when_unused(users: TextIO, stop: asyncio.Event) -> None:
             stop.set()
 
 
-def _warn_if_open(address: str) -> None:
-    """Warn when anybody in the network may connect: this version has no TLS and no token."""
-    if address.startswith("unix:"):
+def check_exposed(settings: ServerSettings) -> None:
+    """Refuse a node that anybody in the network could read, unless that is said to be meant.
+
+    Raises:
+        InvalidRequest: It listens beyond this machine without TLS, and has tokens, or no
+            `insecure: true`.
+    """
+    if settings.tls is not None or is_local(settings.listen):
         return
+    if settings.tokens is not None:
+        raise InvalidRequest(
+            f"server.tokens on {settings.listen} without TLS: tokens would travel readable by all "
+            "between; give the node a certificate (server: tls: {cert: FILE, key: FILE}), or "
+            "listen on 127.0.0.1 or unix:/path",
+            field="tokens",
+            value=settings.listen,
+        )
+    if settings.insecure:
+        return
+    raise InvalidRequest(
+        f"listening on {settings.listen} without TLS: whoever reaches the port could read every "
+        "job and move every cursor; give it a certificate (server: tls: {cert: FILE, key: FILE}), "
+        "listen on 127.0.0.1 or unix:/path, or write server: insecure: true (PENSTOCK_INSECURE) if "
+        "nobody else is in this network",
+        field="listen",
+        value=settings.listen,
+    )
+
+
+def is_local(address: str) -> bool:
+    """Tell whether only processes of this machine reach an address."""
+    if address.startswith("unix:"):
+        return True
     host = address.rpartition(":")[0].strip("[]")
     with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return
-    if host != "localhost":
-        logger.warning(
-            "listening beyond this machine without TLS and without a token: whoever reaches the "
-            "port can read every job and move every cursor; keep it inside a trusted network",
-            address=address,
-        )
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _warn_if_open(address: str, tls: NodeTls | None, access: Access | None) -> None:
+    """Warn when anybody in the network may connect."""
+    if is_local(address) or access is not None or (tls is not None and tls.asks_clients):
+        return
+    how = "without TLS and without a token" if tls is None else "without client_ca and a token"
+    logger.warning(
+        f"listening beyond this machine {how}: whoever reaches the port can read every job and "
+        "move every cursor; keep it inside a trusted network",
+        address=address,
+    )
+
+
+async def _keep_looking(tls: NodeTls | None, access: Access | None, service: Service) -> None:
+    """Look at the files now and then, also while nobody connects."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if tls is not None:
+            tls.look()
+        if access is not None:
+            access.look()
+            service.streams.check_callers(access)
 
 
 __all__ = ["run"]

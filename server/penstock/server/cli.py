@@ -1,4 +1,4 @@
-"""`penstockd`: serve, init, check, show, index, plan, size, schema."""
+"""`penstockd`: serve, init, check, show, index, plan, size, token, schema."""
 
 from __future__ import annotations
 
@@ -13,21 +13,45 @@ from penstock.server.environment import fix_this_process
 COMPUTING = frozenset({"serve", "check", "show", "index", "plan", "size"})
 """Commands that compute batches or log ids: they run in the environment of the workers."""
 
+MEASURING = frozenset({"check", "size"})
+"""Those that say how fast a worker is: they have its allocator, too."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit: 0 when it did what was asked, 2 when something is wrong."""
-    if arguments is None and COMPUTING.intersection(sys.argv[1:2]):
-        fix_this_process()
-        # Here and not above, as in `run`.
-        from penstock.server.usercode.contained import exits_are_errors
-
-        with exits_are_errors():
-            status = run(arguments)
-    else:
-        status = run(arguments)
+    """Run a command and exit: 0 = it did what was asked, 2 = something is wrong, 130 = Ctrl-C."""
+    try:
+        status = _main(arguments)
+    except KeyboardInterrupt:  # while what a command needs was imported
+        sys.stderr.write("penstockd: stopped\n")
+        sys.exit(130)
     if arguments is None and sys.argv[1:2] == ["serve"]:
         _end_at_once(status)
     sys.exit(status)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    computing = arguments is None and bool(COMPUTING.intersection(sys.argv[1:2]))
+    if computing:
+        # First, as it may start this program again: what was imported before is imported twice.
+        fix_this_process(measures=sys.argv[1] in MEASURING)
+        if sys.argv[1] == "serve":
+            from penstock.server.collecting import collect_seldom
+
+            collect_seldom()  # until the node is ready
+    from penstock.server.extra import require_server
+    from penstock.wire.errors import MissingExtra
+
+    try:
+        require_server("penstockd")
+    except MissingExtra as error:  # without the packages that print for all other errors
+        sys.stderr.write(f"penstockd: error: {error.message} [{error.code}]\n")
+        return 2
+    if not computing:
+        return run(arguments)
+    from penstock.server.usercode.contained import exits_are_errors
+
+    with exits_are_errors():
+        return run(arguments)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -59,16 +59,25 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def fix_this_process() -> None:
+def fix_this_process(*, measures: bool = False) -> None:
     """Start this program again in the environment of the workers, unless it has it already.
 
     It keeps its process id, its files and its arguments. For the first line of a command: what was
     imported before is imported again.
+
+    Args:
+        measures: It says how fast a worker is, so it has a worker's allocator, too.
     """
-    if all(os.environ.get(name) == value for name, value in FIXED.items()):
-        return
-    arguments = [sys.executable, *sys.orig_argv[1:]]
-    os.execve(sys.executable, arguments, {**os.environ, **FIXED})
+    wanted = {**os.environ, **FIXED}
+    if measures:
+        # Here and not above: a node's own process, which starts twice, needs none of it.
+        from penstock.server.allocator import is_marked, preloaded, withdraw
+
+        wanted = wanted if is_marked() else preloaded(wanted)
+    if wanted != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)
+    if measures:
+        withdraw()
 
 
 __all__ = ["FIXED", "THREAD_VARIABLES", "fix_this_process", "worker_environment"]

@@ -1,4 +1,4 @@
-"""What probes and Prometheus ask for over HTTP: `/metrics`, `/healthz`, `/readyz`."""
+"""What probes, Prometheus and browsers ask for over HTTP: `/metrics`, `/readyz`, `/`, ..."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from penstock.server.metrics import Metrics
+from penstock.server.status_page.routes import StatusPage
 from penstock.wire.errors import PortInUse
 
 
@@ -18,10 +19,11 @@ class HttpEdge:
         metrics: What `/metrics` shows.
         ready: Whether `/readyz` says yes: after the start, and until the node drains. It does not
             ask the store: an outage there must not take every node out of service at once.
+        page: The status page.
     """
 
-    def __init__(self, metrics: Metrics, ready: Callable[[], bool]) -> None:
-        self._metrics, self._ready = metrics, ready
+    def __init__(self, metrics: Metrics, ready: Callable[[], bool], page: StatusPage) -> None:
+        self._metrics, self._ready, self._page = metrics, ready, page
         self._runner: web.AppRunner | None = None
 
     async def start(self, listen: str) -> str:
@@ -36,6 +38,7 @@ class HttpEdge:
                 web.get("/metrics", self._show_metrics),
                 web.get("/healthz", self._show_health),
                 web.get("/readyz", self._show_ready),
+                *self._page.routes(),
             ]
         )
         # A scrape takes milliseconds; a connection that is only kept open must not delay the end.
@@ -53,10 +56,12 @@ class HttpEdge:
                 address=listen,
             ) from error
         self._runner = runner
+        self._page.start()
         return f"{host}:{runner.addresses[0][1]}"
 
     async def stop(self) -> None:
         """Close the port."""
+        await self._page.stop()
         if self._runner is not None:
             await self._runner.cleanup()
 

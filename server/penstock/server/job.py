@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -27,19 +28,19 @@ from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import Counting, InvalidJob, InvalidRequest, UnknownJob
 from penstock.wire.nearest import hint
 from penstock.wire.numbering import Located, Numbering
-from penstock.wire.order import Cut, Order
+from penstock.wire.order import MAX_LANES, Cut, Order
 
 ORDER_FORMAT = 1
 """Version of all in penstock that decides bytes beside the roles: draws, planner, layout."""
-
-MAX_LANES = 65_536
-"""A node keeps some KiB for each lane of a job; the largest clusters have fewer ranks."""
 
 MAX_SOURCE_NAME = 64
 SOURCE_NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MAX_SOURCE_NAME - 1}}}")
 """Names of sources stand in refs, commands, metrics and stores."""
 
 ON_ITEM_ERROR = ("stop", "quarantine")
+
+MAX_LATER = 1024
+"""Batches that a line may have to process before the first that it is asked for."""
 
 SET_KEYS = ("batcher", "distributor", "plan")
 """What a plan may be refused for that each set of a joint job says for itself."""
@@ -117,8 +118,8 @@ class Job:
             pool of its own. They are part of the log id: a run that has begun keeps its number.
         epochs: How often each item is drawn; then the job ends, and the last step is filled, or
             left out, as its readers say. Left out, drawing goes on without end. With a packer, or
-            where items give any number of samples, the batches are counted while the first of them
-            are read, and the length is known once that is done.
+            where items give any number of samples, the length is known once the last of them is
+            planned, or once they were counted for a reader who asks for it.
         batches_per_step: The global batch, in batches over all ranks, for groups that do not say
             their own; left out, it is the group's first world size. Every world size must divide
             it, so choose a number with many divisors, such as 48, if that size may change. A group
@@ -139,6 +140,13 @@ class Job:
             how many of each lane are planned again after a crash. A smaller number makes that
             faster, and costs writes: each snapshot takes at least 4 KiB of the store, which keeps
             at most 512 for a lane.
+        later_within: Where sizes are told before items are processed, by `size` of a processor,
+            `sizes` of a source or the index of a plan, and some are larger than told: samples for
+            which their row has no room then join another row of their batch, or one of the next so
+            many batches of their lane, whichever has room first. With 0 a sample that is larger
+            than its row has room for is a bad item at once. A larger number brings more of them
+            back; each lane then processes so many batches more where somebody starts to read it in
+            the middle, and planner and maker of a lane share a worker. It is part of the log id.
         name: Its name; given by the job file's key.
 
     Attributes:
@@ -170,6 +178,7 @@ class Job:
         max_quarantined: int = 1000,
         max_replay: int = 100_000,
         snapshot_every: int = 16,
+        later_within: int = 0,
         name: str = "job",
     ) -> None:
         policies = (batches_per_step, on_item_error, max_quarantined, max_replay, snapshot_every)
@@ -178,6 +187,9 @@ class Job:
             source, distributor, processor, batcher, collator, batch_size=batch_size, plan=plan
         )
         self._take_roles((roles.placed(lanes),))
+        if later_within:
+            self._check_later(later_within)
+            self.later_within = later_within
 
     def _take_numbers(
         self,
@@ -210,6 +222,33 @@ class Job:
         self.max_replay, self.snapshot_every = max_replay, snapshot_every
         self.definition = self.stored_definition = b""
         self._lane_ends: tuple[int | None, ...] | None = None
+        self.later_within = 0
+
+    def _check_later(self, batches: int) -> None:
+        """Refuse that samples come later where none can.
+
+        Raises:
+            InvalidJob: Says why.
+        """
+        check_whole("later_within", batches, 0, "the batches in which a sample may come later")
+        if batches > MAX_LATER:
+            raise InvalidJob(
+                f"later_within is {batches}: give at most {MAX_LATER:,}", key="later_within"
+            )
+        batcher = self.role_sets[0].batcher
+        if not (self.role_sets[0].plans_from_refs and batcher.needs_sizes):
+            raise InvalidJob(
+                f"later_within is {batches}, and no size that this job is packed by was told "
+                "before an item is processed, so none can be wrong: leave later_within out",
+                key="later_within",
+            )
+        if batcher.keeps(SampleBatcher, "joins"):
+            raise InvalidJob(
+                f"later_within is {batches}, and {batcher.code_of()} lets no sample join a row "
+                "that is packed: use a batcher that does, such as best_fit, or give it a method "
+                "joins(row, ref)",
+                key="later_within",
+            )
 
     def _take_roles(self, role_sets: tuple[RoleSet, ...]) -> None:
         self.role_sets = role_sets
@@ -274,8 +313,14 @@ class Job:
         return self.lane_roles(lane)[0].batches
 
     def makes_anywhere(self, lane: int) -> bool:
-        """Tell whether any worker makes a batch of a lane as well as the one that planned it."""
-        return all(part.roles.makes_anywhere for part in self.lane_roles(lane))
+        """Tell whether any worker makes a batch of a lane as well as the one that planned it.
+
+        Where samples may come later, that one knows which wait; others would process the batches
+        before it to find that out.
+        """
+        return not self.later_within and all(
+            part.roles.makes_anywhere for part in self.lane_roles(lane)
+        )
 
     def needs_sizes(self, lane: int) -> bool:
         """Tell whether planning a lane looks at sizes of samples."""
@@ -442,6 +487,17 @@ class Job:
                 f"{in_words(log.counts_of_epoch())}; lower the batch size, or look at the data",
                 key="plan",
             )
+        counts = Counter[str]()
+        for of_lane in numbering.in_vain.values():
+            counts.update(of_lane)
+        drawn = counts.pop("drawn", 0)
+        if reasons := in_words(counts):
+            raise InvalidJob(
+                f"the job holds no batch at all: its lanes drew {drawn:,} items in vain "
+                f"({reasons}); loosen the filter, lower lanes or the batch size, or look at the "
+                "data",
+                key="lanes",
+            )
         raise InvalidJob(
             f"the job holds no batch at all: {self.items} items over {self.lanes} lanes fill "
             "none; lower lanes or the batch size",
@@ -495,6 +551,7 @@ class Job:
             "seed": self.seed,
             "lanes": self.lanes,
             "epochs": self.epochs,
+            **({"later_within": self.later_within} if self.later_within else {}),
             **self._identity(),
         }
 
@@ -531,7 +588,6 @@ class Job:
 
 __all__ = [
     "DEFAULT_LANES",
-    "MAX_LANES",
     "MAX_SOURCE_NAME",
     "ORDER_FORMAT",
     "SOURCE_NAME",

@@ -32,8 +32,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from penstock.server.allocator import preloaded
 from penstock.server.core.verdict import Verdict
 from penstock.server.environment import worker_environment
+from penstock.server.extra import require_server
 from penstock.server.jobs.target import absolute_target
 from penstock.server.node.made import MadeOffsets
 from penstock.server.pipeline.items import Items
@@ -65,6 +67,7 @@ from penstock.wire.frame import Reply, parse_replies
 if TYPE_CHECKING:
     from penstock.server.job import Job
     from penstock.server.node.page import Note
+    from penstock.wire.numbering import Located
     from penstock.wire.order import Cut, Order
 
 logger = logging.getLogger("penstock")
@@ -153,18 +156,49 @@ class LocalLoader:
         Raises:
             PastEnd, PositionFar: There is no such position, or it is too far.
         """
-        located = self._order.locate(position, cut)
+        located = self.locate(position, cut)
         lane, offset, _ = located
         # Taken out: a lane whose batch fails is started again, its state may be half changed.
         line = self._lines.pop(lane, None)
-        line = nearest_line(self.job, lane, offset, self._items, line, self._nearest)
+        if line is None or not line.has_plan(offset):
+            line = nearest_line(self.job, lane, offset, self._items, line, self._nearest)
+        line.kept_plans = self._step_rows(cut)
         self._tell(line, offset)
         self._marks.asked = max(self._marks.asked, offset + 1)
         computed = compute(self.job, position, located, line, filler=filler)
         self._marks.made.add(lane, offset)
         self._marks.planned[lane] = max(self._marks.planned.get(lane, 0), offset + 1)
         self._lines[lane] = line
+        self._learn(line)
         return computed
+
+    def locate(self, position: int, cut: Cut | None = None) -> Located:
+        """Return which batch stands at a position; plan what that depends on, where necessary.
+
+        It is planned by the lines that make batches: what is processed for it is not lost to them.
+
+        Raises:
+            PastEnd: It lies past the end.
+            PenstockError: A lane cannot be planned.
+        """
+        kept = self._step_rows(cut)
+        return self._order.locate(position, cut, lambda lane, at: self._look(lane, at, kept))
+
+    def _step_rows(self, cut: Cut | None) -> int:
+        """Return of how many batches of a lane those of a step may be, at most."""
+        return 2 + (0 if cut is None else cut.batches_per_step // self.job.lanes)
+
+    def _look(self, lane: int, offset: int, kept: int) -> None:
+        line = self._lines.pop(lane, None)
+        # From where its next batch stands, not from there: plans on the way are made, most often.
+        start = offset if line is None or line.offset > offset else line.offset
+        line = nearest_line(self.job, lane, start, self._items, line, self._nearest)
+        line.look(offset, kept)
+        self._lines[lane] = line
+        self._learn(line)
+
+    def _learn(self, line: Line) -> None:
+        self._order.reached(line.lane, line.planner.offset, line.end, line.counters())
 
     def samples(self, position: int) -> int:
         """Return how many samples the batch at a position has, without making it.
@@ -172,7 +206,7 @@ class LocalLoader:
         Raises:
             PastEnd, PositionFar: As `batch`.
         """
-        lane, offset, _ = self._order.locate(position)
+        lane, offset, _ = self.locate(position)
         line = self._lines.pop(lane, None)
         line = nearest_line(self.job, lane, offset, self._items, line, self._nearest)
         check_reachable(self.job, line, offset)
@@ -269,7 +303,7 @@ class Child:
             try:
                 self._process = subprocess.Popen(
                     command,
-                    env=worker_environment(os.environ),
+                    env=preloaded(worker_environment(os.environ)),
                     pass_fds=(theirs.fileno(), self._page_fd),
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C in the trainer's terminal is not for it
@@ -566,7 +600,11 @@ def open_transport(rest: str) -> LocalTransport:
     """Return the transport of `local:FILE`: an entry point of the group `penstock.transports`.
 
     Nothing is started or read before the first call.
+
+    Raises:
+        MissingExtra: The server half's packages are not installed.
     """
+    require_server(f"local:{rest}")
     return LocalTransport(absolute_target(rest))
 
 

@@ -26,6 +26,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, BinaryIO, TypeVar
 
+from penstock.server.allocator import withdraw
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
@@ -46,7 +47,7 @@ from penstock.server.node.channel import receive
 from penstock.server.node.child import die_with_parent, told
 from penstock.server.node.page import Page
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.known_order import KnownOrder
+from penstock.server.pipeline.known_order import KnownOrder, SoFar
 from penstock.server.pipeline.line import Computed
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.rpc.cursors import Cursors
@@ -64,9 +65,8 @@ from penstock.wire.order import Tail
 
 T = TypeVar("T")
 
-COUNT_S = 2.0
-"""How long an answer that describes a job waits for its length to be counted: the first answer has
-that of a small job, a later one that of a large job."""
+COUNT_S = 0.5
+"""How long a job is counted for one question about its length: batches wait meanwhile."""
 
 END_S = 5.0
 """A child whose parent has hung up ends within this time, whatever a role does meanwhile."""
@@ -192,20 +192,18 @@ class LocalNode:
     def _note(self, job: Job, stage: str, item: ItemRef | None) -> None:
         self._page.note(stage, job.name, self._lane, item)
 
-    def lane_at(self, opening: OpenedRead, position: int) -> int | None:
+    def lane_at(self, loader: LocalLoader, opening: OpenedRead, position: int) -> int | None:
         """Return the lane of the batch at a position; None = it lies past the end."""
-        order = self._order(opening.job)
         try:
-            return self._turns.take(lambda: order.locate(position, opening.cut)).lane
+            return self._turns.take(lambda: loader.locate(position, opening.cut)).lane
         except PastEnd:
             return None
 
     def compute(self, loader: LocalLoader, opening: OpenedRead, position: int) -> Computed:
         """Compute a batch when it is its turn."""
-        order = self._order(opening.job)
 
         def batch() -> Computed:
-            lane, lane_offset, _ = order.locate(position, opening.cut)
+            lane, lane_offset, _ = loader.locate(position, opening.cut)
             self._lane = lane
             self._page.note("plan", loader.job.name, lane)
             try:
@@ -298,11 +296,15 @@ class LocalNode:
         """Return what is known of the order of a job's log; from any thread."""
         return self._order(job).numbering
 
-    def counted(self, job: Job) -> Numbering:
-        """Return the same, counted to the end, or for a while; in the main thread."""
-        until_s = time.monotonic() + COUNT_S
-        self._order(job).count(lambda: time.monotonic() > until_s)
-        return self.numbering(job)
+    def count(self, job: Job) -> SoFar | None:
+        """Count a job for a moment, in the main thread; say how far that is, None = to the end."""
+        order, until_s = self._order(job), time.monotonic() + COUNT_S
+        try:
+            order.count(lambda: time.monotonic() > until_s)
+        except PenstockError as error:
+            # Its readers meet the same, where it holds them up.
+            return SoFar(f"it cannot be counted: {error.message}", is_going_on=False)
+        return None if order.numbering.is_complete else SoFar(order.so_far)
 
     # --- the store, from any thread ---
 
@@ -442,6 +444,7 @@ def _failure(error: PenstockError) -> bytes:
 
 def main(argv: list[str]) -> None:
     """Answer calls until the parent hangs up."""
+    withdraw()  # before anything here starts a process of its own
     control_fd, page_fd, parent, careful, target = argv
     die_with_parent()
     if os.getppid() != int(parent):

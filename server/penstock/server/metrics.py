@@ -12,35 +12,26 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Info,
-    disable_created_metrics,
-)
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    Metric,
-    SummaryMetricFamily,
-)
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Info, disable_created_metrics
 
 from penstock.server.core.reasons import QUARANTINED, RETRIES, SIZES
 from penstock.server.job import Job
 from penstock.server.node.observer import Observer
+from penstock.server.roles.base import Target
+from penstock.server.scraped import CallerCollector, StatusCollector
+from penstock.server.tally import Tally, made
+from penstock.wire import tracing
 from penstock.wire.errors import PenstockError, clean_text
+from penstock.wire.metrics import help_of
 
-SLOWEST_RANKS = 8
+COUNTING = "count"
+"""What the processes that count spend their seconds on, beside the stages of workers."""
+
+SPANS = {"Begin": "begin", "Commit": "commit"}
+"""Calls that have a span each, where spans are wanted."""
 
 MAX_LABEL = 120
 """Characters of a label's value."""
-
-JOB = "penstock_job"
-"""The label of a job's name. `job` is Prometheus's own: a target's label of that name arrives as
-`exported_job`."""
 
 MAX_REASONS = 32
 """Reasons of one job that get a series each, over all of its lanes; the others share one."""
@@ -65,6 +56,9 @@ FAILURES = (
 STORE_ERRORS = ("store_corrupt", "store_unavailable")
 """What a store may answer that is about the store, and not about the question."""
 
+REFUSALS = ("unauthenticated", "forbidden")
+"""Why a call may be refused to who makes it, by the code of the error."""
+
 _WAIT_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
 _CALL_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
 
@@ -80,184 +74,66 @@ class Metrics(Observer):
         # A second series for every counter helps nobody.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped in prometheus_client
         self.registry = registry = CollectorRegistry()
-        info = Info("penstock_build", "Versions of this node.", registry=registry)
+        self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
+        info = Info("penstock_build", help_of("penstock_build_info"), registry=registry)
         info.info({"version": version, "python": platform.python_version()})
-        job = (JOB,)
         # What every batch counts costs an addition: prometheus_client's own locks cost too much
         # there.
-        self._batches = Tally(
-            "penstock_batches_produced",
-            "Batches made, those that were made again included.",
-            job,
-            registry,
-        )
-        self._bytes = Tally("penstock_produced_bytes", "Bytes of these batches.", job, registry)
-        self._tokens = Tally(
-            "penstock_tokens_packed",
-            "Tokens in these batches, without padding; 0 where the collator does not count them.",
-            job,
-            registry,
-        )
-        self._fill = Histogram(
+        self._batches = Tally("penstock_batches_produced_total", registry)
+        self._bytes = Tally("penstock_produced_bytes_total", registry)
+        self._tokens = Tally("penstock_tokens_packed_total", registry)
+        self._padding = Tally("penstock_padding_tokens_total", registry)
+        self._items = Tally("penstock_drawn_items_total", registry)
+        self._fill = made(
             "penstock_packing_fill_ratio",
-            "Tokens of each batch made, divided by its tokens and padding.",
-            job,
+            registry,
             buckets=(0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0),
-            registry=registry,
         )
-        self._stages = Tally(
-            "penstock_decode_duration_seconds",
-            "Seconds of the workers by stage (setup, fetch, process, collate, encode, replay, "
-            "retrying), and the batches that they were spent on.",
-            (JOB, "stage"),
-            registry,
-            SummaryMetricFamily,
+        self._stages = Tally("penstock_decode_duration_seconds", registry)
+        self._read = Tally("penstock_source_read_bytes_total", registry)
+        self._drawn = Tally("penstock_source_drawn_bytes_total", registry)
+        self._sent = Tally("penstock_batches_sent_total", registry)
+        self._sent_bytes = Tally("penstock_sent_bytes_total", registry)
+        self._sent_tokens = Tally("penstock_sent_tokens_total", registry)
+        self._lent = Tally("penstock_batches_lent_total", registry)
+        self._lent_bytes = Tally("penstock_batches_lent_bytes_total", registry)
+        self._wait = made("penstock_consumer_wait_seconds", registry, buckets=_WAIT_BUCKETS)
+        self._skipped = Tally("penstock_samples_skipped_total", registry)
+        self._tail_batches = made("penstock_tail_dropped_batches", registry)
+        self._tail_samples = made("penstock_tail_dropped_samples", registry)
+        self._quarantined = made("penstock_quarantined_items", registry)
+        self._batcher = made("penstock_batcher_counts_total", registry)
+        self._of_parts = {
+            "items": Tally("penstock_part_items_total", registry),
+            "tokens": Tally("penstock_part_tokens_total", registry),
+        }
+        self._targets: dict[str, list[Target]] = {}  # by job, the parts of its mixtures
+        self._part_target = made("penstock_part_target_ratio", registry)
+        self._retried = made("penstock_retries_total", registry)
+        self._failed = made("penstock_decode_errors_total", registry)
+        self._verified = made("penstock_verified_batches_total", registry)
+        self._impure = made("penstock_impure_batches_total", registry)
+        self._restarts = made("penstock_worker_restarts_total", registry)
+        self.streams = made("penstock_streams", registry)
+        self.fenced = made("penstock_cursor_fenced_total", registry)
+        self.restarts = made("penstock_stream_restarts_total", registry)
+        self._commit = made(
+            "penstock_cursor_commit_duration_seconds", registry, buckets=_CALL_BUCKETS
         )
-        self._read = Tally(
-            "penstock_source_read_bytes",
-            "Bytes read from storage by sources that count them: parquet and hf.",
-            job,
-            registry,
+        self._cursor = made(
+            "penstock_cursor_call_duration_seconds", registry, buckets=_CALL_BUCKETS
         )
-        self._drawn = Tally(
-            "penstock_source_drawn_bytes",
-            "Bytes that the items drawn take in storage, of sources that read it in blocks: what "
-            "reading every block once takes.",
-            job,
-            registry,
-        )
-        self._sent = Tally("penstock_batches_sent", "Batches sent to readers.", job, registry)
-        self._sent_bytes = Tally("penstock_sent_bytes", "Bytes of batches sent.", job, registry)
-        self._wait = Histogram(
-            "penstock_consumer_wait_seconds",
-            "How long a reader that could take a batch waited for its next one, for each wait.",
-            job,
-            buckets=_WAIT_BUCKETS,
-            registry=registry,
-        )
-        self._skipped = Counter(
-            "penstock_samples_skipped_total",
-            "Items filtered by the processor or quarantined at the draw, and samples dropped by "
-            "the batcher, as they were planned; samples quarantined in batches that were made; by "
-            "reason.",
-            (JOB, "reason"),
-            registry=registry,
-        )
-        self._tail_batches = Gauge(
-            "penstock_tail_dropped_batches",
-            "Batches at the end of a finite job that filled no step of the last reader that was to "
-            "leave these out.",
-            job,
-            registry=registry,
-        )
-        self._tail_samples = Gauge(
-            "penstock_tail_dropped_samples",
-            "Samples in these batches.",
-            job,
-            registry=registry,
-        )
-        self._quarantined = Gauge(
-            "penstock_quarantined_items",
-            "Items that verdicts leave out now, by source, stage and kind of error; "
-            "max_quarantined of the job bounds their sum.",
-            (JOB, "source", "stage", "reason"),
-            registry=registry,
-        )
-        self._batcher = Counter(
-            "penstock_batcher_counts_total",
-            "What the batchers count beside samples that are left out: split, cut tokens, ...; "
-            "and sizes that were not as told, in batches that were made.",
-            (JOB, "count"),
-            registry=registry,
-        )
-        part_items = Counter(
-            "penstock_part_items_total",
-            "Items drawn from each part of a mixture, as they were planned.",
-            (JOB, "part"),
-            registry=registry,
-        )
-        part_tokens = Counter(
-            "penstock_part_tokens_total",
-            "Tokens, as the batcher counts them, of the items drawn from each part of a mixture.",
-            (JOB, "part"),
-            registry=registry,
-        )
-        self._of_parts = {"items": part_items, "tokens": part_tokens}
-        self._parts: dict[str, set[str]] = {}  # by job, the names of the parts of its mixtures
-        self._part_target = Gauge(
-            "penstock_part_target_ratio",
-            "The share that each part of a mixture shall have, of what `by` says.",
-            (JOB, "part", "by"),
-            registry=registry,
-        )
-        self._retried = Counter(
-            "penstock_retries_total",
-            "Times that something was tried again: unavailable, an error that may be temporary; "
-            "second_try, an item that failed once.",
-            (JOB, "reason"),
-            registry=registry,
-        )
-        self._failed = Counter(
-            "penstock_decode_errors_total",
-            "How often a batch could not be made, by the code of the error.",
-            (JOB, "reason"),
-            registry=registry,
-        )
-        self._verified = Counter(
-            "penstock_verified_batches_total",
-            "Batches made twice and compared: about one in 1,000.",
-            job,
-            registry=registry,
-        )
-        self._impure = Counter(
-            "penstock_impure_batches_total",
-            "Batches that were made twice and differed: a role of the job is not pure.",
-            job,
-            registry=registry,
-        )
-        self._restarts = Counter(
-            "penstock_worker_restarts_total",
-            "Worker processes that ended unasked.",
-            registry=registry,
-        )
-        self.streams = Gauge("penstock_streams", "Open Read streams.", registry=registry)
-        self.fenced = Counter(
-            "penstock_cursor_fenced_total",
-            "Calls and streams refused because a newer attempt has taken over.",
-            registry=registry,
-        )
-        self.restarts = Counter(
-            "penstock_stream_restarts_total",
-            "Streams that a rank has opened again within one attempt.",
-            job,
-            registry=registry,
-        )
-        self._commit = Histogram(
-            "penstock_cursor_commit_duration_seconds",
-            "Time of a call of Commit, until it is durable, or has failed.",
-            buckets=_CALL_BUCKETS,
-            registry=registry,
-        )
-        self._cursor = Histogram(
-            "penstock_cursor_call_duration_seconds",
-            "Time of the other calls of the Cursors service.",
-            ("method",),
-            buckets=_CALL_BUCKETS,
-            registry=registry,
-        )
-        self._store_errors = Counter(
-            "penstock_store_errors_total",
-            "Times that the store could not do what it was asked, by the code of the error.",
-            ("reason",),
-            registry=registry,
-        )
+        self._refused = made("penstock_calls_refused_total", registry)
+        for code in REFUSALS:
+            self._of(self._refused, "", code)
+        self._store_errors = made("penstock_store_errors_total", registry)
         for code in STORE_ERRORS:
             self._store_errors.labels(code)
-        self.draining = Gauge("penstock_draining", "1 while this node drains.", registry=registry)
+        self.draining = made("penstock_draining", registry)
+        self.store_away_s: Callable[[], float] = lambda: 0.0  # the composition root says better
         self._item_bytes: dict[str, float] = {}  # by job, of an item in storage
         self._kinds: dict[str, set[tuple[str, ...]]] = {}
         self._seen: dict[tuple[str, int], dict[str, int]] = {}
-        self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
         self._reasons: dict[tuple[Any, str], set[str]] = {}
 
     def begin(self, jobs: Mapping[str, Job]) -> None:
@@ -267,14 +143,18 @@ class Metrics(Observer):
         would never raise an alert for it.
         """
         for name, job in jobs.items():
-            for tally in (self._batches, self._bytes, self._tokens, self._read, self._sent):
+            for tally in (
+                *(self._items, self._read),
+                *(self._batches, self._bytes, self._tokens, self._padding),
+                *(self._sent, self._sent_bytes, self._sent_tokens, self._lent, self._lent_bytes),
+            ):
                 tally.add(0, name)
             if item_bytes := _item_bytes(job):
                 self._item_bytes[name] = item_bytes
                 self._drawn.add(0, name)
-            self._sent_bytes.add(0, name)
             for metric in (self._fill, self._wait, self._verified, self._impure, self.restarts):
                 self._of(metric, name)
+            self._of(self._quarantined, name, "", "", "none").set(0)
             for code in FAILURES:
                 self._of(self._failed, name, code)
             batchers = [roles.batcher.clone() for roles in job.role_sets]
@@ -284,7 +164,7 @@ class Metrics(Observer):
             for reason in (*QUARANTINED, "filtered:none", *skipped):
                 self._of(self._skipped, name, self._bounded(self._skipped, name, reason))
             targets = [each for roles in job.role_sets for each in roles.distributor.targets()]
-            self._parts[name] = {target.part for target in targets}
+            self._targets[name] = targets
             for target in targets:
                 self._of(self._part_target, name, target.part, target.by).set(target.share)
                 for counter in self._of_parts.values() if target.by != "lanes" else ():
@@ -323,6 +203,7 @@ class Metrics(Observer):
         # A user's collator may count anything under these names.
         if tokens > 0 and padding >= 0:
             self._tokens.add(tokens, job)
+            self._padding.add(padding, job)
             self._of(self._fill, job).observe(tokens / (tokens + padding))
 
     def worked(
@@ -336,10 +217,17 @@ class Metrics(Observer):
         """What some batches cost: a worker's seconds by stage, bytes read from storage, draws."""
         for stage, seconds in stages_s.items():
             self._stages.add(seconds, job, stage, count=batches)
+        self._items.add(drawn, job)
         if read_bytes:
             self._read.add(read_bytes, job)
         if drawn and job in self._item_bytes:
             self._drawn.add(drawn * self._item_bytes[job], job)
+
+    def counting(self, job: str, seconds: float, read_bytes: int) -> None:
+        """What it cost to find out where lanes end: nothing is drawn for it, so it is read more."""
+        self._stages.add(seconds, job, COUNTING, count=0)
+        if read_bytes:
+            self._read.add(read_bytes, job)
 
     def counted(
         self, job: str, lane: int, counters: Mapping[str, int], before: Mapping[str, int]
@@ -355,7 +243,7 @@ class Metrics(Observer):
                 continue
             if kind in self._of_parts:
                 # Their names are in the job file, so there is a series for each, and for no other.
-                if rest in self._parts.get(job, ()):
+                if any(rest == target.part for target in self._targets.get(job, ())):
                     self._of(self._of_parts[kind], job, rest).inc(new)
                 continue
             # What is split or cut is delivered, and cut tokens are not samples.
@@ -405,10 +293,24 @@ class Metrics(Observer):
 
     # --- what the edge tells ---
 
-    def sent(self, job: str, batches: int, nbytes: int) -> None:
-        """Batches have gone out to a reader."""
-        self._sent.add(batches, job)
-        self._sent_bytes.add(nbytes, job)
+    def sent(self, job: str, each_bytes: Iterable[int], tokens: int = 0) -> None:
+        """Batches of so many bytes have gone out to a reader, sent or lent.
+
+        Args:
+            job: The job.
+            each_bytes: The bytes of each.
+            tokens: Tokens in all of them, without padding.
+        """
+        sizes = list(each_bytes)
+        self._sent.add(len(sizes), job)
+        self._sent_bytes.add(sum(sizes), job)
+        self._sent_tokens.add(tokens, job)
+
+    def lent(self, job: str, each_bytes: Sequence[int]) -> None:
+        """Of these, batches of so many bytes were lent."""
+        if each_bytes:
+            self._lent.add(len(each_bytes), job)
+            self._lent_bytes.add(sum(each_bytes), job)
 
     def waited(self, job: str, seconds: float) -> None:
         """A reader had waited for so long."""
@@ -422,137 +324,74 @@ class Metrics(Observer):
     @contextlib.contextmanager
     def cursor_call(self, method: str) -> Iterator[None]:
         """Time a call to the cursors."""
-        start = time.perf_counter()
+        start, began_ns = time.perf_counter(), time.time_ns()
+        error: BaseException | None = None
         try:
             yield
+        except BaseException as failure:
+            error = failure
+            raise
         finally:
+            if method in SPANS:
+                tracing.record(f"node.{SPANS[method]}", began_ns, {}, error=error)
             histogram = self._commit if method == "Commit" else self._of(self._cursor, method)
             histogram.observe(time.perf_counter() - start)
 
+    def figures(self, job: str) -> dict[str, Any]:
+        """Return what was counted of a job since the node started, for `Feed.Status`."""
+        targets = self._targets.get(job, [])
+        drawn = {kind: tally.sums(job) for kind, tally in self._of_parts.items()}
+        return {
+            "items": int(self._items.sums(job).get((), 0)),
+            "read_bytes": int(self._read.sums(job).get((), 0)),
+            "tokens": int(self._tokens.sums(job).get((), 0)),
+            "padding_tokens": int(self._padding.sums(job).get((), 0)),
+            "sent_batches": int(self._sent.sums(job).get((), 0)),
+            "sent_bytes": int(self._sent_bytes.sums(job).get((), 0)),
+            "sent_tokens": int(self._sent_tokens.sums(job).get((), 0)),
+            "stages_s": {
+                stage: round(spent, 3) for (stage,), spent in self._stages.sums(job).items()
+            },
+            "skipped": {
+                reason: int(count) for (reason,), count in self._skipped.sums(job).items() if count
+            },
+            "parts": [
+                {
+                    "part": target.part,
+                    "by": target.by,
+                    "target": target.share,
+                    "items": int(drawn["items"].get((target.part,), 0)),
+                    "tokens": int(drawn["tokens"].get((target.part,), 0)),
+                }
+                for target in targets
+            ],
+        }
+
     def watch(self, status: Callable[[], dict[str, Any]]) -> None:
         """Ask for the node's status at each scrape."""
-        self.registry.register(_StatusCollector(status))
+        self.registry.register(StatusCollector(status))
 
-
-class Tally(Collector):
-    """A counter, or a summary, that one thread adds to, and that becomes samples at a scrape.
-
-    Args:
-        name: Its name; a counter's samples have `_total` behind it.
-        text: What it counts.
-        labels: The names of its labels.
-        registry: Where scrapes find it.
-        family: What its samples are: a counter's sums, or a summary's sums and counts.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        text: str,
-        labels: Sequence[str],
-        registry: CollectorRegistry,
-        family: type[CounterMetricFamily | SummaryMetricFamily] = CounterMetricFamily,
+    def watch_callers(
+        self, names: Callable[[], Sequence[str]], used: Callable[[], Mapping[str, tuple[int, int]]]
     ) -> None:
-        self._name, self._text, self._labels, self._family = name, text, labels, family
-        self._values: dict[tuple[str, ...], list[float]] = {}
-        registry.register(self)
+        """Ask at each scrape what the callers of a file of tokens use.
 
-    def add(self, value: float, *labels: str, count: int = 1) -> None:
-        """Add to the sum, and to the count, of these labels."""
-        found = self._values.get(labels)
-        if found is None:
-            found = self._values[labels] = [0, 0]
-        found[0] += value
-        found[1] += count
+        Args:
+            names: Gives the names in the file.
+            used: Gives by name open streams, and the bytes that were sent.
+        """
+        for name in names():
+            for code in REFUSALS:
+                self._of(self._refused, name, code)
+        self.registry.register(CallerCollector(names, used))
 
-    def describe(self) -> Iterable[Metric]:
-        """Return the family without samples: two metrics of one name are refused."""
-        return [self._family(self._name, self._text, labels=self._labels)]
+    def refused(self, name: str, code: str) -> None:
+        """A call was refused; `name` is whose it was, empty = nobody's that is known."""
+        self._of(self._refused, name, code).inc()
 
-    def collect(self) -> Iterable[Metric]:
-        """Return the samples as they are now."""
-        family = self._family(self._name, self._text, labels=self._labels)
-        for labels, (total, count) in list(self._values.items()):
-            if isinstance(family, SummaryMetricFamily):
-                family.add_metric(labels, count_value=int(count), sum_value=total)
-            else:
-                family.add_metric(labels, total)
-        return [family]
-
-
-class _StatusCollector(Collector):
-    """Gauges made of a node's status at the moment of a scrape."""
-
-    def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
-        self._status = status
-
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: names need no check against a status that is not there yet."""
-        return []
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the gauges."""
-        status = self._status()
-        yield GaugeMetricFamily(
-            "penstock_workers_ready",
-            "Worker processes that are ready.",
-            value=sum(worker["ready"] for worker in status["workers"]),
-        )
-        yield GaugeMetricFamily(
-            "penstock_lent_bytes",
-            "Bytes of batches that processes on this host read in the node's memory.",
-            value=status["lent_bytes"],
-        )
-        job = [JOB]
-        ready = GaugeMetricFamily(
-            "penstock_ready_batches",
-            "Batches made and not yet taken by every reader that wants them.",
-            labels=job,
-        )
-        size = GaugeMetricFamily("penstock_ready_bytes", "Bytes of these batches.", labels=job)
-        again = CounterMetricFamily(
-            "penstock_recomputed_batches",
-            "Batches made again: no longer kept when a reader wanted them.",
-            labels=job,
-        )
-        hits = CounterMetricFamily(
-            "penstock_cache_hits",
-            "Batches that a late reader was given from those that were kept.",
-            labels=job,
-        )
-        group = [JOB, "group"]
-        readers = GaugeMetricFamily(
-            "penstock_group_readers", "Open readers of a group.", labels=group
-        )
-        first = GaugeMetricFamily(
-            "penstock_group_next_position", "The lowest position still to be sent.", labels=group
-        )
-        waits = GaugeMetricFamily(
-            "penstock_group_waiting_seconds",
-            "How long the slowest readers of a group have waited since they opened.",
-            labels=[JOB, "group", "rank"],
-        )
-        lag = GaugeMetricFamily(
-            "penstock_consumer_lag_batches",
-            "Batches sent to the readers that are furthest behind, and not finished by them.",
-            labels=[JOB, "group", "rank"],
-        )
-        for job in status["jobs"]:
-            ready.add_metric([job["name"]], job["ready_batches"])
-            size.add_metric([job["name"]], job["ready_bytes"])
-            again.add_metric([job["name"]], job["recomputed"])
-            hits.add_metric([job["name"]], job["cache_hits"])
-            groups: dict[str, list[dict[str, Any]]] = {}
-            for stream in job["groups"]:
-                groups.setdefault(stream["group"], []).append(stream)
-            for name, streams in sorted(groups.items()):
-                labels = [job["name"], name]
-                readers.add_metric(labels, len(streams))
-                first.add_metric(labels, min(stream["next"] for stream in streams))
-                for family, key in ((waits, "waiting_s"), (lag, "lag_batches")):
-                    for rank, value in _highest(streams, key):
-                        family.add_metric([*labels, rank], value)
-        yield from (ready, size, again, hits, readers, first, waits, lag)
+    def watch_certificate(self, left_s: Callable[[], float]) -> None:
+        """Ask at each scrape how long the node's certificate is valid, in seconds."""
+        made("penstock_certificate_expires_seconds", self.registry).set_function(left_s)
 
 
 def _item_bytes(job: Job) -> float:
@@ -565,13 +404,4 @@ def _item_bytes(job: Job) -> float:
     return total / sum(roles.lanes for roles in job.role_sets)
 
 
-def _highest(streams: Iterable[Mapping[str, Any]], key: str) -> list[tuple[str, float]]:
-    """Return the ranks where a value is highest: a series for each rank would be too many."""
-    by_rank: dict[str, float] = {}
-    for stream in streams:
-        rank = str(stream["rank"])
-        by_rank[rank] = max(by_rank.get(rank, 0.0), stream[key])
-    return sorted(by_rank.items(), key=lambda pair: -pair[1])[:SLOWEST_RANKS]
-
-
-__all__ = ["SLOWEST_RANKS", "Metrics"]
+__all__ = ["Metrics"]

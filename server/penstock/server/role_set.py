@@ -234,7 +234,7 @@ class RoleSet:
             every = zip(self.readings, self._kept, strict=True)
             source.keep_blocks(sum(kept for each, kept in every if name in each.sources))
 
-    @property
+    @cached_property  # asked at every draw
     def needs_sizes(self) -> bool:
         """Tell whether the sizes of samples are looked at, by the batcher or the distributor."""
         return self.batcher.needs_sizes or self.distributor.needs_sizes
@@ -258,10 +258,17 @@ class RoleSet:
     def makes_anywhere(self) -> bool:
         """Tell whether any worker makes a batch as well as the one that planned it.
 
-        Made of columns it takes no longer than its plan does on the way to another worker.
+        Made of columns it takes no longer than its plan does on the way to another worker; and the
+        worker that goes on with a lane may have processed what its next batch is made of.
         """
         anywhere = all(source.reads_anywhere() for source in self.sources.values())
-        return self.plans_from_refs and anywhere and not self.columns
+        one_by_one = self.columns or self.keeps_pieces
+        return self.plans_from_refs and anywhere and not one_by_one
+
+    @cached_property
+    def keeps_pieces(self) -> bool:
+        """Tell whether planned batches of a lane may hold pieces of samples that were processed."""
+        return self.plan is not None and self.batcher.may_split and not self.columns
 
     @cached_property
     def sized_sources(self) -> Mapping[str, IndexedSource]:

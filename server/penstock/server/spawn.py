@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import hashlib
+import json
 import logging
 import os
 import re
@@ -32,6 +33,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from penstock.server.environment import worker_environment
+from penstock.server.extra import require_server
 from penstock.server.jobs.target import absolute_target
 from penstock.wire.errors import ERRORS, InvalidRequest, PenstockError, Unreachable
 from penstock.wire.transport import Endpoint
@@ -52,9 +54,11 @@ def open_transport(rest: str) -> Endpoint:
     """Return the address of a running node for `rest`, starting one if there is none.
 
     Raises:
+        MissingExtra: The server half's packages are not installed.
         InvalidRequest: A setting is not known.
         Unreachable: The node did not start; says where its output is.
     """
+    require_server(f"spawn:{rest}")
     file, _, query = rest.partition("?")
     settings = dict(parse_qsl(query, keep_blank_values=True))
     for key in settings:
@@ -260,10 +264,19 @@ def _start(
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             said = output_path.read_text(errors="replace").strip().splitlines()
-            why = said[-1] if said else f"it ended with status {process.wait()}"
+            why = _event(said[-1]) if said else f"it ended with status {process.wait()}"
             raise _not_started(target, why, output_path)
         time.sleep(0.05)
     return process
+
+
+def _event(line: str) -> str:
+    """Return what a line of the log says: once the node logs, each is a JSON object."""
+    with suppress(ValueError):
+        found = json.loads(line)
+        if isinstance(found, dict):
+            return str(found.get("event", line))
+    return line
 
 
 def _not_started(target: str, why: str, output_path: Path) -> PenstockError:

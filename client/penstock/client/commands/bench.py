@@ -10,6 +10,7 @@ from typing import Any
 from penstock.client.commands.common import (
     add_target,
     add_timeout,
+    address_in,
     natural,
     positive,
     positive_seconds,
@@ -67,9 +68,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read for a while and print the rates."""
+    address = address_in(args)
     with Loader(
         args.target,
         args.job,
+        tls=address.tls,
+        token=address.token,
         rank=args.rank,
         world_size=args.world_size,
         prefetch=args.prefetch,

@@ -12,17 +12,20 @@ from typing import Any
 from penstock.client.commands.common import (
     add_target,
     add_timeout,
+    address_in,
     connected,
     natural,
     positive,
     print_json,
     say,
 )
+from penstock.client.commands.layout import cut, screen
 from penstock.client.commands.text import load_decoder
 from penstock.client.loader import Loader
 from penstock.client.steps import Batch
 from penstock.wire.errors import InvalidRequest, JobChanged
 from penstock.wire.frame import batch_record, describe_values
+from penstock.wire.terminal import plain
 from penstock.wire.text import accounting_text, batch_text, headline, value_text
 
 Show = Callable[[Batch], None]
@@ -181,7 +184,10 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _loader(args: argparse.Namespace) -> Loader:
+    address = address_in(args)
     options: dict[str, Any] = {
+        "tls": address.tls,
+        "token": address.token,
         "rank": args.rank or 0,
         "world_size": args.world_size or 1,
         "batches_per_step": args.batches_per_step,
@@ -203,7 +209,7 @@ def _loader(args: argparse.Namespace) -> Loader:
         )
     if args.group is not None:
         # Without a group: reading does not affect the group's own readers.
-        with connected(args.target, args.job, args.timeout) as control:
+        with connected(address, args.job, args.timeout) as control:
             (group,) = control.groups(args.group)
             log_id = control.describe().log_id
         if group.log_id != log_id:
@@ -242,7 +248,9 @@ def _printer(args: argparse.Namespace) -> Show:
             shown.add(kind)
             # stdout has one line per batch, for scripts
             say(f"# {', '.join(starmap(value_text, values.items()))}", error=True)
-        say(line(batch))
+        text, size = line(batch), screen()
+        # One line for each batch, on a terminal too: what does not fit is in --json.
+        say(text if size is None else cut(plain(text), size[0]))
 
     return show
 

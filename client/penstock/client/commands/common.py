@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from penstock.client.credentials import TOKEN, Address, address_of
 from penstock.client.reading.transport import open_transport
 from penstock.client.run.control import Control
 from penstock.wire.order import MAX_POSITION
@@ -25,6 +27,33 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         help="a node: host:port, dns:///name:port or unix:/path; or a job file: local:FILE or "
         "spawn:FILE",
     )
+    shown = parser.add_argument_group(
+        "what the node is shown", "each has a variable, such as PENSTOCK_TLS_CA"
+    )
+    for name, meaning in (
+        ("tls-ca", "who signs nodes' certificates: with it TLS is spoken; `system` = public ones"),
+        ("tls-cert", "this client's certificate, for nodes that ask for one"),
+        ("tls-key", "its key"),
+        ("token-file", "a file that holds a token"),
+    ):
+        shown.add_argument(f"--{name}", metavar="FILE", help=meaning)
+    shown.add_argument(
+        "--tls-name", metavar="NAME", help="the name in the node's certificate, if not TARGET's"
+    )
+
+
+def address_in(args: argparse.Namespace) -> Address:
+    """Return the node that a command names, with what it is shown; flags override variables.
+
+    Raises:
+        InvalidRequest: See `address_of`.
+    """
+    names = ("tls_ca", "tls_cert", "tls_key", "tls_name", "token_file")
+    given = {f"PENSTOCK_{name.upper()}": found for name in names if (found := getattr(args, name))}
+    kept = {
+        name: value for name, value in os.environ.items() if name != TOKEN or not args.token_file
+    }
+    return address_of(args.target, environ={**kept, **given})
 
 
 def add_timeout(parser: argparse.ArgumentParser, default_s: float = TIMEOUT_S) -> None:
@@ -90,7 +119,7 @@ class Actions:
 
     def _run(self, args: argparse.Namespace) -> int:
         args.action = args.action or "list"
-        with connected(args.target, args.job, args.timeout) as control:
+        with connected(address_in(args), args.job, args.timeout) as control:
             return self._runs[args.action](control, args)
 
 
@@ -128,11 +157,11 @@ def _at_least(minimum: int, text: str) -> int:
 
 
 @contextmanager
-def connected(target: str, job: str, timeout_s: float) -> Iterator[Control]:
-    """Give the short calls about `job` at `target`, and close the connection after."""
-    transport = open_transport(target)
+def connected(address: Address, job: str, timeout_s: float) -> Iterator[Control]:
+    """Give the short calls about `job` at a node, and close the connection after."""
+    transport = open_transport(address)
     try:
-        yield Control(transport, job, target, timeout_s)
+        yield Control(transport, job, address.text, timeout_s)
     finally:
         transport.close()
 

@@ -149,10 +149,17 @@ def wrapped(parts: Sequence[str], width: int | None) -> list[str]:
 
 
 def short_number(value: float) -> str:
-    """Return a number in at most five characters: 8.4, 840, 84.0k, 8.40M."""
-    if value < 100:
+    """Return a rate in at most five characters: 0, 0.04, 8.4, 840, 9.80k, 84.0k, 8.40M.
+
+    Only what is 0 is shown as 0: what moves slowly is not taken for what stands.
+    """
+    if value <= 0:
+        return "0"
+    if value < 0.095:
+        return f"{value:.2f}" if value >= 0.005 else "<0.01"
+    if value < 99.95:
         return f"{value:.1f}"
-    if value < 10_000:
+    if value < 999.5:
         return f"{value:.0f}"
     for unit in ("k", "M", "G", "T"):
         value /= 1000

@@ -9,11 +9,13 @@ from typing import Any
 from penstock.client.commands.common import (
     add_target,
     add_timeout,
+    address_in,
     connected,
     counted,
     print_json,
     say,
 )
+from penstock.client.commands.layout import screen, wrapped
 from penstock.wire.terminal import plain
 
 
@@ -32,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the node says about itself."""
-    with connected(args.target, "", args.timeout) as control:
+    with connected(address_in(args), "", args.timeout) as control:
         control.status()  # the first call pays for the connection
         began = time.monotonic()
         status = control.status()
@@ -43,12 +45,15 @@ def run(args: argparse.Namespace) -> int:
         found = {name: status.get(name) for name in names}
         print_json({"target": args.target, **found, "jobs": jobs, "answer_s": answer_s})
         return 0
-    draining = ", shutting down" if status.get("draining") else ""
-    say(
-        f"{args.target}: penstock {plain(str(status.get('version', '?')))}, "
-        f"node {plain(str(status.get('node', '?')))}, "
-        f"up {status.get('uptime_s', 0):.0f} s{draining}; answered in {answer_s * 1000:.1f} ms"
-    )
+    parts = [
+        f"{args.target}: penstock {status.get('version', '?')}",
+        f"node {status.get('node', '?')}",
+        f"up {status.get('uptime_s', 0):.0f} s",
+        *(["shutting down"] if status.get("draining") else []),
+        f"answered in {answer_s * 1000:.1f} ms",
+    ]
+    size = screen()
+    say("\n".join(wrapped(parts, None if size is None else size[0])))
     for job in status.get("jobs", []):
         lanes, readers = job.get("lanes", 0), len(job.get("groups", []))
         say(f"  {plain(str(job['name']))}: {counted(lanes, 'lane')}, {counted(readers, 'reader')}")

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from penstock.client.commands.common import (
     add_target,
     add_timeout,
+    address_in,
     bytes_text,
     connected,
     counted,
@@ -32,7 +33,7 @@ end it with Ctrl-C.
   step       the step of the next batch that the reader is sent
   cursor     the first step that not all ranks of the group have committed;
              - if there is none
-  tokens/s   what it was sent since the last refresh, without padding
+  tokens/s   what it was sent in a second, without padding, over the last 10 s
   batches/s  the same in batches
   waited     total time that it could take a batch and none was ready
   rate       the same as tokens/s in bytes
@@ -55,6 +56,9 @@ NAME_SHARE = 4
 
 SLOWEST = 8
 """How many readers of a group are shown, at most, where there is no room for all of them."""
+
+RATE_S = 10.0
+"""Rates are over so many seconds: readers whose steps take longer than a refresh move, too."""
 
 GONE_AFTER_S = 2.0
 """A node that does not answer for this long is shown as gone, and polled further."""
@@ -95,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     # A dumb terminal, as in an editor or a file, cannot be drawn over: it gets table after table.
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not args.once:
         return _watch(args)
-    with connected(args.target, "", args.timeout) as control:
+    with connected(address_in(args), "", args.timeout) as control:
         samples = Samples(control.status())
         while True:
             time.sleep(args.interval)
@@ -108,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_objects(args: argparse.Namespace) -> int:
-    with connected(args.target, "", args.timeout) as control:
+    with connected(address_in(args), "", args.timeout) as control:
         while True:
             print_json(control.status())
             if args.once:
@@ -119,10 +123,10 @@ def _print_objects(args: argparse.Namespace) -> int:
 def _watch(args: argparse.Namespace) -> int:
     """Redraw the table in place; a node's last status stays, dimmed, while it is gone."""
     print(f"waiting for {plain(args.target)} ...", flush=True)
-    with connected(args.target, "", args.timeout) as control:
+    with connected(address_in(args), "", args.timeout) as control:
         samples = Samples(control.status())
     print(CLEAR, end="")
-    with connected(args.target, "", GONE_AFTER_S) as control:
+    with connected(address_in(args), "", GONE_AFTER_S) as control:
         gone = ""
         while True:
             _draw(args.target, samples, gone)
@@ -154,32 +158,41 @@ def _draw(target: str, samples: Samples, gone: str) -> None:
 
 
 class Samples:
-    """The last two statuses of a node, from which rates are computed.
+    """The last statuses of a node, from which rates are computed.
 
     Args:
         status: The first status.
+        at: When it was, in seconds; None = now.
     """
 
     def __init__(self, status: Mapping[str, Any], at: float | None = None) -> None:
         self.status, self.at = status, time.monotonic() if at is None else at
-        self._before: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-        self._elapsed_s = 0.0
+        self._past = deque([(self.at, _readers(status))])
 
     def add(self, status: Mapping[str, Any], at: float | None = None) -> None:
         """Take the next status; a node that was restarted counts from 0 again."""
         now = time.monotonic() if at is None else at
-        same = status.get("node") == self.status.get("node")
-        self._before = _readers(self.status) if same else {}
-        self._elapsed_s = now - self.at
+        if status.get("node") != self.status.get("node"):
+            self._past.clear()
+        self._past.append((now, _readers(status)))
+        # One that is older than the time stays, so that rates are over all of it.
+        while len(self._past) > 2 and self._past[1][0] <= now - RATE_S:
+            self._past.popleft()
         self.status, self.at = status, now
 
     def rate(self, job: str, reader: Mapping[str, Any], counter: str) -> float | None:
-        """Return by how much a reader's counter grew in a second; None = nothing to compare."""
-        before = self._before.get(_key(job, reader))
-        if before is None or self._elapsed_s <= 0 or counter not in reader:
+        """Return by how much a reader's counter grew in a second; None = nothing to compare.
+
+        It is compared with the oldest status that has the reader.
+        """
+        if counter not in reader:
             return None
-        grown: float = reader[counter] - before.get(counter, 0)
-        return max(0.0, grown / self._elapsed_s)
+        key = _key(job, reader)
+        for at, readers in self._past:
+            if at < self.at and (before := readers.get(key)) is not None:
+                grown: float = reader[counter] - before.get(counter, 0)
+                return max(0.0, grown / (self.at - at))
+        return None
 
 
 def render(
@@ -189,7 +202,7 @@ def render(
 
     Args:
         target: Where the node is.
-        samples: Its last two statuses.
+        samples: Its last statuses.
         width: Cells of a line at most; None = no limit.
         height: How many lines there are; if they are too few for all readers, a group gets one line
             and lines for its slowest readers, so that no group hides another. The table may still

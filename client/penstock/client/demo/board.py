@@ -52,6 +52,7 @@ class Board:
         title: What is read.
         until_step: How many steps the run has.
         batches_per_step: G.
+        compared: How many batches were compared; None = the ranks still read.
     """
 
     title: str
@@ -63,7 +64,7 @@ class Board:
     batches: int = 0
     tokens: int = 0
     padding: int = 0
-    compared: int = 0
+    compared: int | None = None
     phase: str = ""
     story: list[tuple[float, str]] = field(default_factory=list)
     began_at: float = field(default_factory=time.monotonic)

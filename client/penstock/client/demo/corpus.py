@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.wire.errors import InvalidRequest, MissingExtra, PenstockError
+from penstock.wire.errors import ERRORS, InvalidRequest, PenstockError
 
 EXAMPLE = "penstock.server.examples.stdlib"
 
@@ -37,16 +38,14 @@ def standard_library(folder: Path | None) -> Input:
         folder: Where it is kept; None = below the user's cache folder.
 
     Raises:
-        MissingExtra: The server half is not installed.
-        PenstockError: It could not be made; the sentence is the program's own.
+        PenstockError: It could not be made, or the server half's packages are not installed; the
+            program's own error.
     """
     command = [sys.executable, "-m", EXAMPLE, *([str(folder)] if folder is not None else [])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        if "ModuleNotFoundError" in said[-1]:
-            raise missing_server(said[-1])
-        raise PenstockError(said[-1].removeprefix("penstock: error: "))
+        raise named_error(said[-1])
     about = json.loads(done.stdout)
     return Input(
         job_file=Path(about["job_file"]),
@@ -56,13 +55,12 @@ def standard_library(folder: Path | None) -> Input:
     )
 
 
-def missing_server(said: str) -> MissingExtra:
-    """Return the error for a server half whose packages are missing."""
-    return MissingExtra(
-        f"the demo starts a server, which is not installed whole ({said}): "
-        "pip install 'penstock[server,tokenizers]'",
-        extra="server",
-    )
+def named_error(said: str) -> PenstockError:
+    """Return the error that the last line of a program of the server half tells of."""
+    named = re.fullmatch(r"penstockd?: error: (?P<sentence>.*) \[(?P<code>\w+)\]", said)
+    if named is None:
+        return PenstockError(said)
+    return ERRORS.get(named["code"], PenstockError).with_fields(named["sentence"], {})
 
 
 def own(job_file: str, job: str | None) -> Input:
@@ -79,4 +77,4 @@ def own(job_file: str, job: str | None) -> Input:
     return Input(job_file=path, job=job, title=f"job {job} of {job_file}")
 
 
-__all__ = ["Input", "missing_server", "own", "standard_library"]
+__all__ = ["Input", "named_error", "own", "standard_library"]

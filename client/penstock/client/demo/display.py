@@ -62,7 +62,7 @@ class PlainDisplay:
         )
         counted = (
             f"compared {board.compared:,}/{board.wanted:,}"
-            if board.compared
+            if board.compared is not None
             else f"step {board.finished_steps}/{board.until_step}  "
             f"{board.tokens_per_s():,.0f} tokens/s  packing {board.efficiency or 0:.4f}  "
             f"waiting {waits}  server {board.server.state}"
@@ -114,7 +114,7 @@ def _panel(board: Board) -> Any:
     parts += [Text(), _server(board)]
     if board.ranks:
         note = "the ranks have no model: they wait whenever they read faster than it packs"
-        if board.compared:
+        if board.compared is not None:
             note = "tokens/s is the mean from the first batch to the last, kills included"
         parts += [Text(), _ranks(board), Text(note, style="dim")]
     parts += [Text(), _story(board)]
@@ -125,7 +125,7 @@ def _progress(board: Board) -> Any:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
-    if board.compared:
+    if board.compared is not None:
         done, total, name = board.compared, board.wanted, "compared"
     else:
         done, total, name = board.finished_steps, board.until_step, "steps"
@@ -144,7 +144,7 @@ def _figures(board: Board) -> Any:
 
     grid = Table.grid(padding=(0, 2))
     efficiency = "-" if board.efficiency is None else f"{board.efficiency:.4f}"
-    rate = board.mean_tokens_per_s() if board.compared else board.tokens_per_s()
+    rate = board.mean_tokens_per_s() if board.compared is not None else board.tokens_per_s()
     grid.add_row(
         f"[bold]{rate:>9,.0f}[/] tokens/s",
         f"packing efficiency [bold]{efficiency}[/]",

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.client.demo.board import Board, RankRow
-from penstock.client.demo.corpus import Input, missing_server
+from penstock.client.demo.corpus import Input, named_error
 from penstock.client.demo.display import Display
 from penstock.client.demo.node import NodeWatch
 from penstock.client.demo.processes import Child, Event, Events, free_port
 from penstock.client.demo.verdict import Plan, Verdict, judge, rank_name, reference_name
-from penstock.wire.errors import PenstockError
+from penstock.wire.errors import MissingExtra, PenstockError
 
 GROUP = "demo"
 BATCHES_PER_STEP = 12
@@ -178,6 +178,7 @@ class Play:
         )
 
     def _compare(self) -> None:
+        self.board.compared = 0
         self._tell("computing every batch again with local:, without the server")
         for rank in range(REFERENCE_RANKS):
             self._start_rank(
@@ -224,7 +225,7 @@ class Play:
         elif event.child is self._server:
             self._is_ready |= event.kind == "ready"
         elif event.kind == "batch" and event.child.name.startswith("local"):
-            self.board.compared += 1
+            self.board.compared = (self.board.compared or 0) + 1
         elif self._generation is not None and event.child in self._generation.children:
             self._rank_says(self._generation, event)
 
@@ -275,8 +276,8 @@ class Play:
 
     def _failed(self, child: Child, status: int) -> PenstockError:
         words = child.last_words()
-        if "ModuleNotFoundError" in words:
-            return missing_server(words)
+        if isinstance(error := named_error(words), MissingExtra):
+            return error
         return DemoFailed(
             f"{child.name} (pid {child.pid}) ended with status {status}: {words} "
             f"(the output of all processes is in {self.folder})",

@@ -7,8 +7,10 @@ saved in the `trainer_state.json` of every checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
+import torch
 import transformers
 from transformers.trainer_callback import ExportableState
 
@@ -47,6 +49,7 @@ class LoaderMixin:
             kwargs["eval_dataset"] = eval_loader
         super().__init__(*args, **kwargs)
         trainer: Any = self
+        self._evaluated: tuple[str, int] | None = None  # prefix, batches of this rank
         trainer.args.ignore_data_skip = True
         trainer.add_callback(make_callback(train_loader))
 
@@ -63,6 +66,42 @@ class LoaderMixin:
         if isinstance(given, Loader):
             return given
         return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate, and count what was read: a Trainer takes every row of tokens for a sample."""
+        evaluate = super().evaluation_loop  # type: ignore[misc]
+        if not isinstance(dataloader, Loader):
+            return evaluate(dataloader, *args, **kwargs)
+        before = dataloader.stats()
+        output = evaluate(dataloader, *args, **kwargs)
+        after = dataloader.stats()
+        trainer: Any = self
+        samples = torch.tensor(after["samples"] - before["samples"], device=trainer.args.device)
+        samples = trainer.accelerator.reduce(samples, "sum")
+        # The Trainer's own, which makes steps of samples by the batch size of its arguments.
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        self._evaluated = prefix, after["batches"] - before["batches"]
+        return output._replace(num_samples=int(samples))
+
+    def log(self, logs: MutableMapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Log, with the rate of the batches that an evaluation has read."""
+        self._correct(logs)
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predict, with the rate of the batches that were read."""
+        output = super().predict(*args, **kwargs)  # type: ignore[misc]
+        self._correct(output.metrics)
+        return output
+
+    def _correct(self, metrics: MutableMapping[str, Any]) -> None:
+        if self._evaluated is None:
+            return
+        prefix, batches = self._evaluated
+        if f"{prefix}_steps_per_second" in metrics:
+            rate = batches / metrics[f"{prefix}_runtime"]
+            metrics[f"{prefix}_steps_per_second"] = round(rate, 3)
+            self._evaluated = None
 
 
 class LoaderTrainer(LoaderMixin, transformers.Trainer):  # type: ignore[misc]

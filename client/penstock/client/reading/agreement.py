@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from penstock.client.run.session import Session
 from penstock.wire.errors import BadFrame, JobChanged
-from penstock.wire.order import Order
+from penstock.wire.order import MAX_LANES, Order
 from penstock.wire.v1 import feed_pb2
 
 
@@ -16,6 +16,7 @@ def check_opened(message: feed_pb2.Opened, session: Session, target: str) -> Ord
 
     Raises:
         JobChanged: The node serves another log.
+        BadFrame: It says that the log has no lanes, or more than a log can have.
     """
     if message.log_id != session.log_id:
         raise JobChanged(
@@ -25,9 +26,14 @@ def check_opened(message: feed_pb2.Opened, session: Session, target: str) -> Ord
             log_id=message.log_id.hex(),
             expected=session.log_id.hex(),
         )
+    if not 0 < message.lanes <= MAX_LANES:
+        raise BadFrame(
+            f"{target} says that job {session.job!r} has {message.lanes} lanes, and a log has from "
+            f"1 to {MAX_LANES}; check that both sides run the same version"
+        )
     # Where the lanes of a finite log end is the server's to know.
     is_finite = session.is_finite or message.HasField("batches")
-    return None if is_finite else Order(max(1, message.lanes))
+    return None if is_finite else Order(message.lanes)
 
 
 def check_batch(

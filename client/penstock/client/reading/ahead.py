@@ -16,15 +16,22 @@ from penstock.client.aside import Patience, aside
 from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.reading.values import Decoder
 from penstock.client.reading.waiting import PAUSE_S
-from penstock.wire.errors import DataTimeout
+from penstock.wire.errors import DataTimeout, OutOfDeviceMemory
 from penstock.wire.order import Share
 
 
 class _Result(NamedTuple):
-    """What came of a batch: what `Decoder.finish` takes, or why there is nothing."""
+    """What came of a batch: what `Decoder.finish` takes, or why there is nothing.
+
+    Attributes:
+        begun: What `Decoder.begin` returned.
+        error: What it raised; None = nothing.
+        is_early: It raised before the loop asked for the batch.
+    """
 
     begun: Any
     error: Exception | None
+    is_early: bool = False
 
 
 class Ahead:
@@ -40,6 +47,9 @@ class Ahead:
         share: Which positions are the rank's own.
         decoder: Whose `begin` is called here, and `finish` on the loop's thread.
         most: How many batches may be decoded beyond the one in use.
+
+    Attributes:
+        wait_s: How long the loop has waited for batches that had come.
     """
 
     def __init__(self, slots: Slots, share: Share, decoder: Decoder, most: int) -> None:
@@ -50,7 +60,9 @@ class Ahead:
         self._changes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._failure: BaseException | None = None  # why the thread has ended
         # Set by the loop's thread.
+        self.wait_s = 0.0
         self._wanted = slots.next
+        self._asked = -1  # the position that it waits for, or has waited for last
         self._is_started = False
         # Set and taken by threads that nothing breaks off.
         self._guard = threading.Lock()
@@ -66,11 +78,13 @@ class Ahead:
             Exception: What the decoder raised for this batch; asking again decodes it again.
         """
         position = delivery.header.position
-        self._wanted = position
+        self._wanted = self._asked = position
         if not self._is_started:
             aside(self._start)
             self._is_started = True
-        result = self._results.get(position) or self._wait(position, deadline_s)
+        result = self._results.get(position)
+        if result is None or _had_no_room(result):
+            result = self._wait(position, deadline_s)
         # First this, then the result: the thread would see that it lacks, and make it again.
         self._wanted = self._share.nth_after(position, 1)
         self._results.pop(position, None)
@@ -82,7 +96,7 @@ class Ahead:
     def _wait(self, position: int, deadline_s: float) -> _Result:
         began = time.monotonic()
         try:
-            while (result := self._results.get(position)) is None:
+            while (result := self._results.get(position)) is None or _had_no_room(result):
                 self._slots.check_open()
                 if self._failure is not None:
                     raise RuntimeError(f"the thread that decodes failed: {self._failure!r}")
@@ -100,7 +114,12 @@ class Ahead:
                 self._slots.pause(min(PAUSE_S, deadline_s - waited))
             return result
         finally:
-            self._slots.wait_s += time.monotonic() - began
+            self.wait_s += time.monotonic() - began
+
+    @property
+    def ready(self) -> int:
+        """How many batches are decoded beyond the one in use; any thread asks."""
+        return sum(result.error is None for result in list(self._results.values()))
 
     # --- on threads that no signal handler breaks off ---
 
@@ -144,10 +163,11 @@ class Ahead:
             self._results.clear()
 
     def _begin(self, delivery: Delivery) -> _Result:
+        is_early = delivery.header.position != self._asked
         try:
             return _Result(self._decoder.begin(delivery.entries, delivery.lease), None)
         except Exception as error:  # the loop raises it when it comes to this batch
-            return _Result(None, error)
+            return _Result(None, error, is_early)
 
     def _due(self) -> Delivery | None:
         """Return the next batch to decode that has come, if there is room for it."""
@@ -156,12 +176,25 @@ class Ahead:
         for passed in [at for at in list(self._results) if at < position]:
             self._results.pop(passed, None)
         for _ in range(self._most):
-            if position not in self._results:
+            result = self._results.get(position)
+            if result is not None and _had_no_room(result):
+                if position != self._asked:
+                    return None  # nor is there room for those after it
+                result = None
+            if result is None:
                 delivery = self._slots.get(position)
                 if delivery is not None:
                     return delivery
             position = self._share.nth_after(position, 1)
         return None
+
+
+def _had_no_room(result: _Result) -> bool:
+    """Tell whether a batch is to be copied once more when the loop asks for it.
+
+    Then the views of those before are gone, as far as the loop will release them.
+    """
+    return result.is_early and isinstance(result.error, OutOfDeviceMemory)
 
 
 __all__ = ["Ahead"]

@@ -4,6 +4,10 @@ The protocol is `penstock.wire.memory`'s. What a node lends is mapped privately:
 into a batch writes into pages of his own, and neither the node nor another reader sees it. A lease
 ends with its last view, as that of a buffer does, and its pages go back to what the node has there.
 
+A device copies from beside that: from a shared, read-only mapping of the whole arena, which is
+pinned once. Pinning a private one would have the kernel copy its pages. A loan goes back when every
+copy from there is over, and so does the connection.
+
 Whatever must outlive the loan is **kept**: the kernel makes the lease's pages this process's own,
 in place (`MADV_POPULATE_WRITE` breaks the sharing, changing no byte), and then the loan goes back.
 So a consumer that collects batches fills its own memory and not the node's, a connection may end
@@ -15,8 +19,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import mmap
 import os
+import select
 import socket
 import threading
 import weakref
@@ -28,11 +34,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.client.aside import aside
-from penstock.client.reading.buffers import Event, Lease
+from penstock.client.aside import aside, tell
+from penstock.client.reading.buffers import Allocator, Lease, Pinner
+from penstock.client.reading.lifetimes import Passing, keep_until, release_kept
 from penstock.wire import memory
 from penstock.wire.errors import BadFrame, PenstockError, Unreachable
 from penstock.wire.v1 import feed_pb2
+
+logger = logging.getLogger("penstock")
 
 HELLO_S, ANSWER_S = 2.0, 10.0
 """How long the node may take to answer a connection, without which bodies are sent, and with any
@@ -54,6 +63,9 @@ class NotLent(Exception):
 class Absent(NotLent):
     """Nothing listens on the memory socket now: the node may be about to start."""
 
+
+HEAR_EVERY = 64
+"""So many batches later at most the memory of an arena that the node gave up is given back here."""
 
 MAX_MAPPINGS = 8
 """Views of one arena. Each costs a file descriptor and as many addresses as the arena has bytes."""
@@ -104,6 +116,9 @@ class _Arena:
     fd: int
     size_bytes: int
     mappings: list[_Mapping]
+    pinner: Pinner | None = None
+    pinned: NDArray[np.uint8] | None = None  # all of it, read-only
+    cannot_pin: bool = False
 
     def mapping(self, start: int, stop: int) -> _Mapping | None:
         """Return a mapping in which nothing that was kept lies there; None = in each something.
@@ -130,7 +145,31 @@ class _Arena:
         with mmap.mmap(self.fd, stop - start, flags, readable, offset=start) as view:
             into[:] = np.frombuffer(view, np.uint8, count=len(into))
 
+    def pin(self, pinner: Pinner, nbytes: int) -> NDArray[np.uint8] | None:
+        """Return all of it, pinned once for bodies of `nbytes`; None = it cannot be."""
+        if self.pinned is None and not self.cannot_pin:
+            try:
+                view = mmap.mmap(self.fd, self.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+            except OSError as error:
+                self.cannot_pin = True
+                tell(logger.warning, "lent batches are copied within the host: %s", error)
+                return None
+            whole = np.frombuffer(view, np.uint8)
+            if pinner.register(whole, nbytes):
+                self.pinner, self.pinned = pinner, whole
+            else:
+                self.cannot_pin = True
+        return self.pinned
+
     def close(self) -> None:
+        """Unpin it, and lend no more from it: no copy reads on."""
+        if self.pinner is not None and self.pinned is not None:
+            self.pinner.unregister(self.pinned)
+        self.forget()
+
+    def forget(self) -> None:
+        """Lend no more from it: in a forked child, to which the device is not known."""
+        self.pinner = self.pinned = None
         os.close(self.fd)
         for mapping in self.mappings:
             mapping.leave_to_arrays()
@@ -141,8 +180,9 @@ class _Lease:
     """A body that somebody, or a device, may still read."""
 
     reference: weakref.ref[NDArray[np.uint8]]
-    events: list[Event]
+    events: list[Passing]
     loan: int
+    arena: _Arena
     mapping: _Mapping
     start: int
     stop: int
@@ -172,11 +212,44 @@ class _Lease:
             self.mapping.kept.discard((self.start, self.stop))
 
 
+def _is_over(lease: _Lease) -> bool:
+    try:
+        return all(event.query() for event in lease.events)
+    except Exception:  # the device failed, and nobody knows what it still reads; see `settle`
+        return False
+
+
+class _Lent:
+    """A body as a device may read it: a `buffers.Lent`."""
+
+    def __init__(self, borrower: Borrower, lease: _Lease, nbytes: int) -> None:
+        self._borrower, self._lease, self._nbytes = borrower, lease, nbytes
+
+    def source(self, pinner: Pinner, end: Passing) -> NDArray[np.uint8] | None:
+        """Return the body in pinned memory; None = the loan goes back, or it is not pinned."""
+        return self._borrower.source(self._lease, self._nbytes, pinner, end)
+
+
+class _Ending:
+    """The end of a connection that copies still need: a `Passing`, which ends it."""
+
+    def __init__(self, borrower: Borrower) -> None:
+        self._borrower = borrower
+
+    def query(self) -> bool:
+        """End it if no copy needs it any more; tell whether that is done."""
+        if not self._borrower.end():
+            return False
+        self._borrower.sort_out()
+        return True
+
+
 class Borrower:
     """One connection to a node's memory socket. The thread that reads batches uses it.
 
     Args:
         path: Where the socket lies.
+        pool: The memory of its own that the Loader has beside it.
 
     Attributes:
         token: For `Open.borrower`.
@@ -186,8 +259,11 @@ class Borrower:
             what keeping takes.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, pool: Allocator | None = None) -> None:
         _require_keeping()
+        # Not to be kept by it: a borrower whose Loader is gone may live until others sort it out.
+        self._pool = None if pool is None else weakref.ref(pool)
+        self._settled = 0
         self._arenas: dict[int, _Arena] = {}
         # By the id of the reference to its array.
         self._leases: dict[int, _Lease] = {}
@@ -195,10 +271,12 @@ class Borrower:
         # The end of an array comes anywhere, maybe within any call here or where a signal handler
         # raises: it takes no lock and runs no Python, it appends the reference here.
         self._ended: deque[weakref.ref[NDArray[np.uint8]]] = deque()
-        self._awaited: list[_Lease] = []  # no view is left, and an event has not come to pass
+        # No view is left, and an event had not come to pass when it was looked at.
+        self._awaited: deque[_Lease] = deque()
         self._due: deque[int] = deque()  # loans to give back
+        self._read_on: list[_Lease] = []  # kept, and a device copies from the loan
         self._guard = threading.Lock()  # for leases: a fork comes from another thread
-        self._is_closed = False
+        self._is_closed = self._is_ended = self._is_stranded = False
         try:
             self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
@@ -208,8 +286,10 @@ class Borrower:
         try:
             self._sock.settimeout(HELLO_S)
             self._sock.connect(path)
-            said = self._receive()
-            self._sock.settimeout(ANSWER_S)
+            # What is sent, and a look at what is there, must not wait. Of a socket with a timeout
+            # Python waits before each call, whatever MSG_DONTWAIT says.
+            self._sock.setblocking(False)
+            said = self._receive(HELLO_S)
             if isinstance(said, memory.Refusal):
                 raise NotLent(said.reason)
             if not isinstance(said, memory.Hello):
@@ -261,7 +341,7 @@ class Borrower:
             except OSError as error:
                 raise NotLent(f"this process locks what it maps (mlockall): {error}") from error
             if mapping is not None:
-                return self._leased(lent.loan, mapping, start, stop, nbytes)
+                return self._leased(lent.loan, arena, mapping, start, stop, nbytes)
         copy = room(nbytes)
         try:
             arena.copy(start, stop, copy.array)
@@ -270,13 +350,31 @@ class Borrower:
         self.refuse(lent)
         return copy
 
-    def _leased(self, loan: int, mapping: _Mapping, start: int, stop: int, nbytes: int) -> Lease:
+    def _leased(
+        self, loan: int, arena: _Arena, mapping: _Mapping, start: int, stop: int, nbytes: int
+    ) -> Lease:
         assert mapping.map is not None
         body = np.frombuffer(mapping.map, np.uint8, count=nbytes, offset=start)
         reference = weakref.ref(body, self._ended.append)
-        lease = _Lease(reference, [], loan, mapping, start, stop)
+        lease = _Lease(reference, [], loan, arena, mapping, start, stop)
         self._leases[id(reference)] = self._out[loan] = lease
-        return Lease(body, lease.events)
+        return Lease(body, lease.events, lent=_Lent(self, lease, nbytes))
+
+    def source(
+        self, lease: _Lease, nbytes: int, pinner: Pinner, end: Passing
+    ) -> NDArray[np.uint8] | None:
+        """Return a body where a device may read it until `end`; None = there it is not, or no more.
+
+        Any thread but the loop's calls.
+        """
+        with self._guard:
+            if self._out.get(lease.loan) is not lease:
+                return None  # the loan goes back, and the node may write there
+            whole = lease.arena.pin(pinner, nbytes)
+            if whole is None:
+                return None
+            lease.events.append(end)
+            return whole[lease.start : lease.start + nbytes]
 
     def refuse(self, lent: feed_pb2.Lent) -> None:
         """Give back what nobody reads there."""
@@ -285,9 +383,13 @@ class Borrower:
     def settle(self, most: int) -> None:
         """Give back what has ended, and keep what has been out for long.
 
+        What others have borrowed is looked at, too, and their devices: what fails there is theirs,
+        and they find it when they copy.
+
         Args:
             most: How many loans are left with consumers; beyond them the oldest are kept.
         """
+        release_kept()
         for other in list(_living.values()):
             other.sort_out()
         with self._guard:
@@ -295,21 +397,40 @@ class Borrower:
                 if not self._keep(lease):
                     break
         self._give_back()
+        self._settled += 1
+        if self._settled % HEAR_EVERY == 0:
+            self._hear_what_is_there()
+
+    def leased_bytes(self, pool: Allocator) -> int:
+        """Return the bytes of what is held beside a pool: of bodies that somebody may still read.
+
+        It takes no lock, as the consumer asks.
+        """
+        if self._pool is None or self._pool() is not pool:
+            return 0
+        ended = {id(reference) for reference in list(self._ended)}
+        leases = list(self._leases.items())
+        return sum(each.stop - each.start for key, each in leases if key not in ended)
 
     def sort_out(self) -> None:
         """Free what nobody reads any more; a connection that is closed leaves that to others."""
         with self._guard:
-            ended, self._awaited = self._awaited, []
             while self._ended:
-                ended.append(self._leases.pop(id(self._ended.popleft())))
-            for lease in ended:
-                if not all(event.query() for event in lease.events):
+                self._awaited.append(self._leases.pop(id(self._ended.popleft())))
+            for _ in range(len(self._awaited)):
+                lease = self._awaited[0]
+                is_over = _is_over(lease)
+                self._awaited.popleft()
+                if not is_over:
                     self._awaited.append(lease)
                     continue
                 lease.end()
                 if self._out.pop(lease.loan, None) is not None:
                     self._due.append(lease.loan)
-            if self._is_closed and not self._leases and not self._awaited:
+            read_on = [lease for lease in self._read_on if not _is_over(lease)]
+            self._due.extend(lease.loan for lease in self._read_on if lease not in read_on)
+            self._read_on = read_on
+            if self._is_ended and not self._leases and not self._awaited:
                 _living.pop(id(self), None)
 
     def _keep(self, lease: _Lease) -> bool:
@@ -319,7 +440,10 @@ class Borrower:
         except OSError:
             return False
         del self._out[lease.loan]
-        self._due.append(lease.loan)
+        if _is_over(lease):
+            self._due.append(lease.loan)
+        else:
+            self._read_on.append(lease)
         return True
 
     def _give_back(self) -> None:
@@ -327,7 +451,7 @@ class Borrower:
             count = min(len(self._due), memory.RETURNS_AT_ONCE)
             now = [self._due.popleft() for _ in range(count)]
             try:
-                self._sock.send(memory.pack_returns(now), socket.MSG_DONTWAIT)
+                self._sock.send(memory.pack_returns(now))
             except BlockingIOError:  # the node has not looked for long: with the next message
                 self._due.extendleft(reversed(now))
                 return
@@ -344,46 +468,97 @@ class Borrower:
             return all([self._keep(lease) for lease in list(self._out.values())])  # noqa: C419
 
     def close(self) -> None:
-        """Keep what somebody may still read, and end the connection; idempotent."""
+        """Keep what somebody may still read, and end the connection; idempotent.
+
+        Where a device still copies from what is lent, it ends when that is over.
+        """
+        if self._is_closed:
+            return
         self.sort_out()
-        if self.keep_all():
-            # For other holders of the connection, too: a child that was forked by other means.
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)
-            self._sock.close()
-        else:
+        if not self.keep_all():
             # The connection is what keeps the rest as it is: it ends with this process.
+            self._is_stranded = True
             _stranded.append(self._sock)
         self._is_closed = True
         for lease in [*self._leases.values(), *self._awaited]:
             lease.outlive_views()
-        for arena in self._arenas.values():
-            arena.close()
-        self._arenas.clear()
+        if not self.end():
+            keep_until(self, [_Ending(self)])
         self.sort_out()
+
+    def end(self) -> bool:
+        """End the connection of a closed borrower, and tell whether that is done.
+
+        Any thread but the loop's calls, also one that holds the guard.
+        """
+        if not self._guard.acquire(blocking=False):
+            return False
+        try:
+            copied = [*self._read_on, *self._out.values()]
+            if not self._is_ended and all(_is_over(lease) for lease in copied):
+                self._is_ended = True
+                if not self._is_stranded:
+                    # For other holders of it, too: a child that was forked by other means.
+                    with contextlib.suppress(OSError):
+                        self._sock.shutdown(socket.SHUT_RDWR)
+                    self._sock.close()
+                for arena in self._arenas.values():
+                    arena.close()
+                self._arenas.clear()
+            return self._is_ended
+        finally:
+            self._guard.release()
 
     def leave_to_parent(self) -> None:
         """Close the connection in a forked child; the parent goes on using its own."""
         self._guard = threading.Lock()  # its thread may have held it
         self._sock.close()
         for arena in self._arenas.values():
-            arena.close()
+            arena.forget()
         self._arenas.clear()
 
+    def _hear_what_is_there(self) -> None:
+        """Take in packets that came without being waited for: of arenas that the node gave up.
+
+        Raises:
+            Unreachable, BadFrame, NotLent: As `take`.
+        """
+        while True:
+            try:
+                if not self._sock.recv(1, socket.MSG_PEEK):
+                    return  # it is closed, and the stream says so
+            except OSError:
+                return  # nothing is there, or the node is gone
+            self._hear()
+
     def _hear(self) -> None:
-        match self._receive():
-            case memory.Arena(number, size_bytes):
+        match self._receive(ANSWER_S):
+            case memory.Arena(number, size_bytes) if number not in self._arenas:
                 self._arenas[number] = _Arena(self._fds.pop(), size_bytes, [])
             case memory.Gone(number) if number in self._arenas:
                 self._arenas.pop(number).close()
             case said:
+                for fd in self._fds:
+                    os.close(fd)
                 raise BadFrame(f"the node's memory socket says {said} out of turn")
 
-    def _receive(self) -> memory.Said:
-        """Return the node's next packet; descriptors that come with it lie in `_fds`."""
+    def _receive(self, within_s: float) -> memory.Said:
+        """Return the node's next packet; descriptors that come with it lie in `_fds`.
+
+        Args:
+            within_s: How long it is waited for.
+
+        Raises:
+            Unreachable: None comes, or the node is gone.
+            BadFrame, NotLent: As `take`.
+        """
         fds = array("i")
         self._fds: list[int] = []
         try:
+            coming = select.poll()
+            coming.register(self._sock, select.POLLIN)
+            if not coming.poll(within_s * 1000):
+                raise Unreachable(f"no answer on the node's memory socket for {within_s:g} s")
             # Without CLOEXEC programs that this process starts would have the node's memory, too.
             packet, ancillary, flags, _ = self._sock.recvmsg(
                 memory.MAX_PACKET_BYTES, socket.CMSG_SPACE(fds.itemsize), _MSG_CMSG_CLOEXEC
@@ -409,8 +584,18 @@ class Borrower:
 
 
 def _check_sealed(fd: int, size_bytes: int) -> None:
-    """Refuse memory that may shrink: reading past its end would kill this process."""
-    seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    """Refuse memory that may shrink: reading past its end would kill this process.
+
+    Raises:
+        BadFrame: It may shrink, or is not memory, such as a pipe or a file.
+    """
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        os.close(fd)
+        raise BadFrame(
+            f"the node's memory socket hands over something that is not memory ({error.strerror})"
+        ) from None
     if os.fstat(fd).st_size < size_bytes or not seals & fcntl.F_SEAL_SHRINK:
         os.close(fd)
         raise BadFrame(f"the node lends {size_bytes} bytes of memory that may become less")
@@ -429,6 +614,11 @@ _living: dict[int, Borrower] = {}
 whichever threads make them."""
 
 _stranded: list[socket.socket] = []
+
+
+def borrowed_bytes(pool: Allocator) -> int:
+    """Return the bytes of lent bodies that are held beside a Loader's own memory."""
+    return sum(borrower.leased_bytes(pool) for borrower in list(_living.values()))
 
 
 def _before_fork() -> None:
@@ -450,4 +640,4 @@ def _in_child() -> None:
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)
 
 
-__all__ = ["Absent", "Borrower", "NotLent"]
+__all__ = ["Absent", "Borrower", "NotLent", "borrowed_bytes"]

@@ -13,10 +13,12 @@ import sys
 import threading
 import weakref
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.client.reading.lifetimes import Lifetimes, Passing, keep_until, release_kept
 
 MIN_FREE_BYTES = 64 << 20
 """What a pool may always keep for reuse, in bytes."""
@@ -25,11 +27,33 @@ HUGE_PAGE_BYTES = 2 << 20
 """Storage at least this large asks for huge pages, in bytes."""
 
 
-class Event(Protocol):
-    """Something that comes to pass without us, such as a copy to a device (`torch.cuda.Event`)."""
+class Pinner(Protocol):
+    """Pins memory of others where it lies."""
 
-    def query(self) -> bool:
-        """Tell whether it has come to pass; never waits."""
+    def register(self, array: NDArray[np.uint8], nbytes: int) -> bool:
+        """Pin whole pages until `unregister`, and say whether that was possible.
+
+        Args:
+            array: uint8 (n,), whole pages.
+            nbytes: The length of a body there.
+        """
+        ...
+
+    def unregister(self, array: NDArray[np.uint8]) -> None:
+        """Unpin what was registered, once every copy from it is over."""
+        ...
+
+
+class Lent(Protocol):
+    """A body in memory of others, which a device could copy from where it lies."""
+
+    def source(self, pinner: Pinner, end: Passing) -> NDArray[np.uint8] | None:
+        """Return pinned memory that holds the body, and is kept until `end`; None = there is none.
+
+        Args:
+            pinner: Pins the memory, where that has not been done.
+            end: Of the copy that reads it.
+        """
         ...
 
 
@@ -45,11 +69,13 @@ class Lease(NamedTuple):
         events: What else must be over first. A decoder that has a device copy from `array` adds
             the copy's event: the device reads on when all views are gone.
         is_pinned: A device can copy from it while the host goes on.
+        lent: Where else the body lies, in memory of others; None = nowhere.
     """
 
     array: NDArray[np.uint8]
-    events: list[Event]
+    events: list[Passing]
     is_pinned: bool = False
+    lent: Lent | None = None
 
     @property
     def nbytes(self) -> int:
@@ -73,26 +99,20 @@ class Allocator(Protocol):
 
 
 class Memory(Protocol):
-    """A kind of memory that a pool keeps: where storage comes from.
+    """Memory that bodies should land in as long as it has room: pinned, for a device."""
 
-    Attributes:
-        is_pinned: A device can copy from it while the host goes on.
-    """
-
-    is_pinned: bool
-
-    def size_class(self, nbytes: int) -> int:
-        """Return the size of the storage that a body of `nbytes` gets, in bytes."""
+    def lease(self, nbytes: int) -> Lease | None:
+        """Return a lease as `Allocator.lease` does, of at least 1 byte; None = there is no room."""
         ...
 
-    def new(self, size: int) -> Any:
-        """Return new storage of a size that `size_class` gave."""
+    def statistics(self) -> dict[str, int]:
+        """Return `leased_bytes` and `free_bytes`; takes no lock."""
         ...
 
-    def view(self, storage: Any, nbytes: int) -> NDArray[np.uint8]:
-        """Return a new array over the start of storage; its base must not be an ndarray.
+    def counts(self) -> dict[str, int]:
+        """Return `bytes` that are pinned, and how often it has `grown`, `overflowed` and `staged`.
 
-        Then every view has *it* as its base: it lives as long as the last of them.
+        It takes no lock.
         """
         ...
 
@@ -110,41 +130,23 @@ def size_class(nbytes: int) -> int:
     return -(-pages // step) * step * mmap.PAGESIZE
 
 
-class PlainMemory:
-    """Anonymous mappings of this process alone: a fork keeps what it saw when it was made."""
-
-    is_pinned = False
-
-    def size_class(self, nbytes: int) -> int:
-        """Return the size of the storage that a body of `nbytes` gets; see `size_class`."""
-        return size_class(nbytes)
-
-    def new(self, size: int) -> mmap.mmap:
-        """Return zeroed memory."""
-        storage = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if size >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-            # A hint that saves the copy into it many page faults and lookups of addresses; a kernel
-            # that was built without such pages refuses it, and nothing is lost.
-            with contextlib.suppress(OSError):
-                storage.madvise(mmap.MADV_HUGEPAGE)
-        return storage
-
-    def view(self, storage: mmap.mmap, nbytes: int) -> NDArray[np.uint8]:
-        """Return a new array over the start of storage."""
-        return np.frombuffer(storage, np.uint8, count=nbytes)
+def _new(size: int) -> mmap.mmap:
+    """Return zeroed memory of this process alone: a fork keeps what it saw when it was made."""
+    storage = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        # A hint that saves the copy into it many page faults and lookups of addresses; a kernel
+        # that was built without such pages refuses it, and nothing is lost.
+        with contextlib.suppress(OSError):
+            storage.madvise(mmap.MADV_HUGEPAGE)
+    return storage
 
 
-PLAIN = PlainMemory()
-
-
-class _Lent(NamedTuple):
+class _Taken(NamedTuple):
     """What the pool knows of a lease."""
 
-    reference: weakref.ref[NDArray[np.uint8]]
-    storage: Any
+    storage: mmap.mmap
     size: int
-    events: list[Event]
-    memory: Memory
+    events: list[Passing]
 
 
 class BufferPool:
@@ -156,40 +158,39 @@ class BufferPool:
     Args:
         keep: How many bodies of the largest size may lie free.
         keep_bytes: And no more bytes of them than this, but for two.
-        memory: The kind of memory.
+        memory: What is lent as long as it has room; None = plain memory alone.
     """
 
-    def __init__(self, keep: int, keep_bytes: int = sys.maxsize, memory: Memory = PLAIN) -> None:
-        self._keep, self._keep_bytes = keep, keep_bytes
-        self._memory = self._free_memory = memory
+    def __init__(
+        self, keep: int, keep_bytes: int = sys.maxsize, memory: Memory | None = None
+    ) -> None:
+        self._keep, self._keep_bytes, self._memory = keep, keep_bytes, memory
         self._lock = threading.Lock()
-        self._free: dict[int, list[Any]] = {}
+        self._free: dict[int, list[mmap.mmap]] = {}
         self._free_bytes = 0
         self._leased_bytes = 0
         self._largest = 0
-        # What is leased, by the id of a weak reference to its array. The end of an array comes
-        # anywhere, maybe inside `lease` itself or where a signal handler raises: it takes no lock
-        # and runs no Python, it appends the reference here, and `lease` sorts in.
-        self._leased: dict[int, _Lent] = {}
-        self._returned: deque[weakref.ref[NDArray[np.uint8]]] = deque()
-        self._awaited: list[_Lent] = []  # their views are gone, and an event has not come to pass
+        self._leased: Lifetimes[_Taken] = Lifetimes()  # of arrays; `lease` looks
+        # Their views are gone, and an event had not come to pass when it was looked at.
+        self._awaited: deque[_Taken] = deque()
+        # A device may read on when the pool is gone; at exit it is gone by itself.
+        weakref.finalize(self, _outlive, self._leased, self._awaited).atexit = False
 
-    def use(self, memory: Memory) -> None:
-        """Lend this kind of memory from now on; what is leased stays as it is. It takes no lock."""
+    def use(self, memory: Memory | None) -> None:
+        """Lend this from now on; what is leased stays as it is. It takes no lock."""
         self._memory = memory
 
     def lease(self, nbytes: int) -> Lease:
         """Return a lease of page-aligned memory of any content."""
-        events: list[Event] = []
+        events: list[Passing] = []
         if nbytes == 0:
             return Lease(np.empty(0, np.uint8), events)
+        if (memory := self._memory) is not None:
+            release_kept()
+            if (found := memory.lease(nbytes)) is not None:
+                return found
         with self._lock:
-            memory = self._memory
-            if memory is not self._free_memory:
-                self._free_memory = memory
-                self._free.clear()
-                self._free_bytes = 0
-            size = memory.size_class(nbytes)
+            size = size_class(nbytes)
             self._sort_in()
             self._largest = max(self._largest, size)
             shelf = self._free.get(size)
@@ -197,23 +198,26 @@ class BufferPool:
                 storage = shelf.pop()
                 self._free_bytes -= size
             else:
-                storage = memory.new(size)
+                storage = _new(size)
             self._leased_bytes += size
-        array = memory.view(storage, nbytes)
-        reference = weakref.ref(array, self._returned.append)
-        self._leased[id(reference)] = _Lent(reference, storage, size, events, memory)
-        return Lease(array, events, memory.is_pinned)
+        # Its base is not an ndarray: every view has *it* as its base, and it lives as long as the
+        # last of them.
+        array = np.frombuffer(storage, np.uint8, count=nbytes)
+        self._leased.watch(array, _Taken(storage, size, events))
+        return Lease(array, events)
 
     def statistics(self) -> dict[str, int]:
         """Return `leased_bytes` and `free_bytes`, sizes of storage.
 
         It takes no lock, as the consumer asks: what has come back counts as free, up to the limit.
         """
-        ended = [self._leased.get(id(reference)) for reference in list(self._returned)]
-        back = sum(lent.size for lent in ended if lent is not None)
+        back = sum(taken.size for taken in self._leased.ended())
+        memory = self._memory
+        other = {} if memory is None else memory.statistics()
+        free = min(self._limit(), self._free_bytes + back)
         return {
-            "leased_bytes": self._leased_bytes - back,
-            "free_bytes": min(self._limit(), self._free_bytes + back),
+            "leased_bytes": self._leased_bytes - back + other.get("leased_bytes", 0),
+            "free_bytes": free + other.get("free_bytes", 0),
         }
 
     def _limit(self) -> int:
@@ -221,21 +225,20 @@ class BufferPool:
         return max(MIN_FREE_BYTES, min(self._keep * self._largest, most))
 
     def _sort_in(self) -> None:
-        if not self._returned and not self._awaited:
-            return
-        ended, self._awaited = self._awaited, []
-        while self._returned:
-            ended.append(self._leased.pop(id(self._returned.popleft())))
+        release_kept()
+        self._awaited.extend(self._leased.take_ended())
         limit = self._limit()
-        for lent in ended:
-            if all(event.query() for event in lent.events):
-                self._leased_bytes -= lent.size
-                if lent.memory is self._free_memory:
-                    self._keep_free(lent.size, lent.storage, limit)
-            else:
-                self._awaited.append(lent)
+        for _ in range(len(self._awaited)):
+            taken = self._awaited[0]
+            is_over = all(event.query() for event in taken.events)  # it may raise: a device failed
+            self._awaited.popleft()
+            if not is_over:
+                self._awaited.append(taken)
+                continue
+            self._leased_bytes -= taken.size
+            self._keep_free(taken.size, taken.storage, limit)
 
-    def _keep_free(self, size: int, storage: Any, limit: int) -> None:
+    def _keep_free(self, size: int, storage: mmap.mmap, limit: int) -> None:
         """Keep storage for reuse; prefer the size that is in use now to sizes that once were."""
         for other in sorted(self._free) if self._free_bytes + size > limit else ():
             while other != size and self._free[other] and self._free_bytes + size > limit:
@@ -246,14 +249,20 @@ class BufferPool:
             self._free_bytes += size
 
 
+def _outlive(leased: Lifetimes[_Taken], awaited: deque[_Taken]) -> None:
+    """Keep storage that events are still to come for, when its pool is gone."""
+    for taken in [*leased.values(), *awaited]:
+        if taken.events:
+            keep_until(taken.storage, taken.events)
+
+
 __all__ = [
     "MIN_FREE_BYTES",
-    "PLAIN",
     "Allocator",
     "BufferPool",
-    "Event",
     "Lease",
+    "Lent",
     "Memory",
-    "PlainMemory",
+    "Pinner",
     "size_class",
 ]

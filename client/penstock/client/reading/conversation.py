@@ -32,7 +32,7 @@ class Ended(grpc.RpcError):
 class Conversation:
     """An open call. One thread iterates, to the end; any thread sends or cancels.
 
-    A call to a server that is away waits until it is back, or until it is cancelled.
+    A call to a server that is away may wait until it is back, or until it is cancelled.
 
     After its end nothing of gRPC's call is kept. It is the error that it raises, so a traceback
     would keep it alive in a circle; and it takes a lock as it dies, which the interpreter, at its
@@ -42,14 +42,26 @@ class Conversation:
         channel: Where to.
         method: `/package.Service/Method`, bidirectional.
         opening: The first message.
+        metadata: What the call shows.
+        waits: Wait for a server that is away; else the call ends with that.
     """
 
-    def __init__(self, channel: grpc.Channel, method: str, opening: bytes) -> None:
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        method: str,
+        opening: bytes,
+        *,
+        metadata: tuple[tuple[str, str | bytes], ...] = (),
+        waits: bool = True,
+    ) -> None:
         # Written in C: `put` has happened or has not, wherever a signal handler raises.
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._requests.put(opening)
         start = channel.stream_stream(method, request_serializer=None, response_deserializer=None)
-        self._call: Any = start(iter(self._requests.get, None), wait_for_ready=True)
+        self._call: Any = start(
+            iter(self._requests.get, None), metadata=metadata, wait_for_ready=waits
+        )
         self._end: tuple[grpc.StatusCode, str, Any] | None = None
 
     def send(self, message: bytes) -> None:

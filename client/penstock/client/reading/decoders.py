@@ -1,6 +1,7 @@
-"""Whether batches become arrays or tensors.
+"""Whether batches become arrays or tensors, and where.
 
-torch is imported when the first batch is made, never before, and only where it is installed.
+torch and cupy are imported when the first batch is made, never before, and only where they are
+installed.
 """
 
 from __future__ import annotations
@@ -8,53 +9,69 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+from penstock.client.reading.arrival import Arrival
 from penstock.client.reading.values import Decoder, NumpyDecoder
 from penstock.wire.errors import InvalidRequest, MissingExtra
 
 
-def needs_torch(device: Any, as_numpy: bool | None) -> bool:
-    """Tell whether the values of batches are tensors; nothing is imported to find out.
+def check_values(device: Any, as_numpy: bool | None, memory: str) -> None:
+    """Refuse what cannot be; no library is imported to find out.
 
     Args:
-        device: Where tensors go: a name or a `torch.device`; None = the host.
+        device: Where tensors go: a name, a `torch.device`, or a driver; None = the host.
         as_numpy: True = arrays, False = tensors, None = tensors where torch is installed.
+        memory: Which library pins memory for the device, and copies from there.
 
     Raises:
-        InvalidRequest: Arrays are asked for on a device.
-        MissingExtra: Tensors are asked for and torch is not installed.
+        InvalidRequest: Arguments that do not go together.
+        MissingExtra: What is asked for needs a package that is not installed.
     """
-    if as_numpy and device is not None:
+    if device is not None:
+        from penstock.client.device.choice import check_device
+
+        check_device(device, as_numpy, memory)
+        return
+    if memory in ("torch", "cupy"):
         raise InvalidRequest(
-            f"device={device!r} moves tensors, and as_numpy=True asks for arrays: pass one of them"
+            f"memory={memory!r} is for batches that go to a device: pass device= too, or leave it "
+            "out"
         )
-    has_torch = importlib.util.find_spec("torch") is not None
-    if as_numpy or (as_numpy is None and device is None and not has_torch):
-        return False
-    if not has_torch:
+    if as_numpy is False and not _has_torch():
         raise MissingExtra(
-            f"{'as_numpy=False' if device is None else f'device={device!r}'} needs torch, which is "
-            "not installed: install torch, or leave it out and get NumPy arrays",
+            "as_numpy=False needs torch, which is not installed: install torch, or leave it out "
+            "and get NumPy arrays",
             package="torch",
             extra="",
         )
-    return True
 
 
-def make_decoder(device: Any, as_numpy: bool | None) -> Decoder:
-    """Return what makes the values of batches; it may import torch.
+def make_decoder(device: Any, as_numpy: bool | None, memory: str, arrival: Arrival) -> Decoder:
+    """Return what makes the values of batches; it may import torch or cupy.
 
     Args:
-        device: As `needs_torch`.
-        as_numpy: As `needs_torch`.
+        device: As `check_values`.
+        as_numpy: As `check_values`.
+        memory: As `check_values`.
+        arrival: What is done with values as they arrive.
 
     Raises:
-        InvalidRequest, MissingExtra: As `needs_torch`.
+        InvalidRequest, MissingExtra: As `check_values`.
+        NoDevice: The device does not answer.
     """
-    if not needs_torch(device, as_numpy):
-        return NumpyDecoder()
+    check_values(device, as_numpy, memory)
+    if device is not None:
+        from penstock.client.device.choice import decoder_for
+
+        return decoder_for(device, as_numpy, memory, arrival)
+    if as_numpy or not _has_torch():
+        return NumpyDecoder(arrival)
     from penstock.client.reading.torch_values import TorchDecoder
 
-    return TorchDecoder(device)
+    return TorchDecoder(None, arrival)
 
 
-__all__ = ["make_decoder", "needs_torch"]
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+__all__ = ["check_values", "make_decoder"]

@@ -7,7 +7,9 @@ sent in all: so memory is bounded in both.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.client.aside import Patience, aside
 from penstock.client.reading.ahead import Ahead
@@ -17,6 +19,7 @@ from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.reading.values import Decoder
 from penstock.client.reading.waiting import PAUSE_S, TELL_S
 from penstock.client.run.session import Session
+from penstock.wire import tracing
 from penstock.wire.errors import PenstockError, Unreachable
 from penstock.wire.prefetch import AHEAD_BYTES, LEAST_AHEAD
 
@@ -75,6 +78,8 @@ class Feed:
         self._untold_bytes = 0
         self._told_room_bytes = self._room_bytes()
         self._is_started = False
+        self._session, self._start, self._began_ns = session, start, 0  # for its span
+        self._within: Any = None
 
     # --- the consumer ---
 
@@ -130,8 +135,11 @@ class Feed:
 
     def start(self) -> None:
         """Start reading, once: batches come from now on, before they are taken."""
+        within = tracing.here()
 
         def start(_: Patience) -> None:
+            if not self._began_ns:
+                self._began_ns, self._within = time.time_ns(), within
             for route in self._routes:
                 route.start()
 
@@ -158,6 +166,12 @@ class Feed:
             self.ahead.join(deadline_s)
         for route in self._routes:
             route.join(deadline_s)
+        if self._began_ns:
+            session, began_ns, self._began_ns = self._session, self._began_ns, 0
+            about: dict[str, str | int] = {"job": session.job, "group": session.group}
+            about |= {"rank": self._share.rank, "position": self._start}
+            about["reconnects"] = self.reconnects
+            tracing.record("stream", began_ns, about, within=self._within)
 
     # --- what waiting slots ask: a `Supply` ---
 

@@ -32,20 +32,25 @@ class Landing:
         self._lent_batches = 0
         self.sent_because = ""
 
-    def own(self, nbytes: int, *, lends: bool) -> Lease:
-        """Return a place of our own for a body that is sent; `lends` = the node lends others."""
+    def own(self, nbytes: int) -> Lease:
+        """Return a place of our own for a body."""
+        return self._pool.lease(nbytes)
+
+    def note_sent(self, nbytes: int, *, lends: bool) -> None:
+        """Note why so many bytes of a batch are sent; `lends` = the node lends others."""
         if self._borrower is not None and nbytes >= LENT_BYTES and not self.sent_because:
             self.sent_because = (
                 "this is more than the node lends to one process now (raise its ready_bytes)"
                 if lends
                 else "the node does not know this process's connection to its memory socket"
             )
-        return self._pool.lease(nbytes)
 
     def lent(
         self, lent: feed_pb2.Lent, header: feed_pb2.BatchHeader, *, is_wanted: bool
     ) -> tuple[Lease | None, int]:
-        """Return where a lent body lies, and the checksum that it counts as having.
+        """Return where a lent body lies, or packed rows in its place, and what its checksum is.
+
+        One that is not checked counts as having the checksum that it was sent with.
 
         Args:
             lent: The loan.
@@ -66,7 +71,7 @@ class Landing:
         if not is_wanted:
             borrower.refuse(lent)
             return None, 0
-        lease = borrower.take(lent, header.body_bytes, self._pool.lease)
+        lease = borrower.take(lent, frame.sent_bytes(header), self._pool.lease)
         self._lent_batches += 1
         is_checked = self._lent_batches % CHECKED_SHARE == 1
         return lease, frame.crc32c(lease.array) if is_checked else header.crc32c

@@ -282,7 +282,7 @@ class Route:
         if path is None or self._cannot_map:
             return None
         try:
-            return Borrower(path)
+            return Borrower(path, self._pool)
         except NotLent as error:
             if not (isinstance(error, Absent) and self.stream is None):
                 self._note_sent(str(error))

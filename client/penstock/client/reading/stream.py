@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from penstock.client.aside import tell
 from penstock.client.reading.agreement import check_batch, check_end, check_opened
+from penstock.client.reading.assembly import Assembly
 from penstock.client.reading.borrowing import Borrower
-from penstock.client.reading.buffers import Allocator, Lease
+from penstock.client.reading.buffers import Allocator
 from penstock.client.reading.landing import Landing
 from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.run.session import Session
@@ -23,17 +21,6 @@ from penstock.wire.transport import ReadCall
 from penstock.wire.v1 import feed_pb2
 
 logger = logging.getLogger("penstock")
-
-
-@dataclass
-class _Assembly:
-    """A batch whose chunks are arriving; `lease` is None if it is a copy of a known batch."""
-
-    header: feed_pb2.BatchHeader
-    entries: frame.Entries
-    lease: Lease | None
-    filled: int = 0
-    crc: int = 0
 
 
 class Stream:
@@ -88,7 +75,7 @@ class Stream:
         self.waits_for = ""
         self.landed = 0
         self._order: Order | None = None  # of an endless log, once the stream is open
-        self._assembling: dict[tuple[int, int], _Assembly] = {}
+        self._assembling: dict[tuple[int, int], Assembly] = {}
         self._in_bundle = False
 
     def send(self, horizon: int, finished_step: int, position: int, bytes_limit: int) -> None:
@@ -164,10 +151,12 @@ class Stream:
     def _handle_batch(self, reply: frame.Reply) -> bool:
         header, chunk = reply.header, reply.chunk
         if header is not None:
-            assembly = self._begin(header, reply.lent)
+            assembly = self._begin(header)
             if reply.lent is not None:
-                return self._finish(assembly)
-            if header.body_bytes == 0 and chunk is None:
+                assembly.take(reply.lent)
+            else:
+                self.landing.note_sent(frame.sent_bytes(header), lends=self.lends)
+            if chunk is None and assembly.is_whole:
                 return self._finish(assembly)
         if chunk is None:
             return False
@@ -177,40 +166,25 @@ class Stream:
                 f"lane {chunk.lane}, offset {chunk.offset} sent a part of a batch without its "
                 "header; check that client and server are of the same version"
             )
-        after = frame.check_chunk(found.header, chunk, found.filled)
-        if found.lease is not None:
-            # An array over the message's bytes: slices of ndarrays copy at memory speed.
-            data = np.frombuffer(chunk.data, np.uint8)
-            # First the sum, while the message is in the cache: the copy pushes it out.
-            found.crc = frame.extend_crc32c(found.crc, data)
-            found.lease.array[found.filled : after] = data
-        found.filled = after
-        return after == found.header.body_bytes and self._finish(found)
+        found.add(chunk)
+        return found.is_whole and self._finish(found)
 
-    def _begin(self, header: feed_pb2.BatchHeader, lent: feed_pb2.Lent | None) -> _Assembly:
+    def _begin(self, header: feed_pb2.BatchHeader) -> Assembly:
         frame.check_sealed(header)
         entries = frame.check_header(header, max_body_bytes=self._max_body_bytes)
         check_batch(header, self._session, self.allowed, self._order)
-        known = self._slots.has(header.position)
-        if lent is not None:
-            lease, crc = self.landing.lent(lent, header, is_wanted=not known)
-            assembly = _Assembly(header, entries, lease, crc=crc)
-        elif known:
-            assembly = _Assembly(header, entries, None)
-        else:
-            assembly = _Assembly(
-                header, entries, self.landing.own(header.body_bytes, lends=self.lends)
-            )
+        is_wanted = not self._slots.has(header.position)
+        assembly = Assembly(header, entries, self.landing, is_wanted=is_wanted)
         self._assembling[header.lane, header.offset] = assembly
         return assembly
 
-    def _finish(self, assembly: _Assembly) -> bool:
-        header, lease = assembly.header, assembly.lease
+    def _finish(self, assembly: Assembly) -> bool:
+        header = assembly.header
         del self._assembling[header.lane, header.offset]
+        lease = assembly.finish()
         if lease is None:
             self.received_bytes += header.body_bytes
             return False
-        frame.check_crc(header, lease.array, assembly.crc)
         self._largest_bytes = max(self._largest_bytes, header.body_bytes)
         self.waits_for = "the server has sent nothing since the last batch"
         self._slots.put(Delivery(header, assembly.entries, lease, self._route))

@@ -7,104 +7,67 @@ shape.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.client.reading.buffers import PLAIN, Lease
-from penstock.client.reading.torch_device import QUEUES, Copier, Copy
-from penstock.client.reading.values import widen_labels
+from penstock.client.reading.arrival import Arrival
+from penstock.client.reading.buffers import Lease, Memory
+from penstock.client.reading.device_values import decode_on_device
+from penstock.client.reading.stages import Stage
+from penstock.client.reading.values import Decoder
 from penstock.wire import frame
-from penstock.wire.errors import InvalidRequest, UnsupportedValue
+from penstock.wire.errors import UnsupportedValue
 from penstock.wire.values import BFLOAT16, STORAGE
 
 BY_ARRAY = frozenset(STORAGE) - {BFLOAT16, "uint16", "uint32", "uint64"}
 """Dtypes that every torch takes from an array as they are."""
 
 
-class Begun(NamedTuple):
-    """A batch whose body may still be on its way to the device.
-
-    Attributes:
-        values: Its values by name.
-        copy: What their tensors on the device view; None = nothing is on its way.
-    """
-
-    values: dict[str, Any]
-    copy: Copy | None
-
-
 class TorchDecoder:
-    """Makes the tensors of batches: a `Decoder`.
+    """Makes tensors on the host, or copies each body to a device as the loop takes it: a `Decoder`.
 
     Args:
-        device: A name or a `torch.device`; None = the host.
-
-    Raises:
-        InvalidRequest: torch knows no such device.
+        device: A `torch.device`; None = the host.
+        arrival: What is done with values as they arrive.
     """
 
-    def __init__(self, device: Any) -> None:
-        try:
-            self._device = None if device is None else torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            raise InvalidRequest(f"device={device!r} is not a device of torch: {error}") from error
-        wanted = "" if self._device is None else self._device.type
-        if wanted == "cuda" and not torch.cuda.is_available():
-            raise InvalidRequest(
-                f"device={str(self._device)!r}: torch finds no CUDA device here; leave device= "
-                "out, or look at torch.cuda.is_available()"
-            )
-        self._copier = Copier(QUEUES[wanted](self._device)) if wanted in QUEUES else None
-        self.is_ahead = self._copier is not None
-        self.memory = PLAIN if self._copier is None else self._copier.memory
+    memory: Memory | None = None
+    is_ahead = False
 
-    def settle(self) -> None:
-        """Find out which device is meant, where the name leaves it to the loop's thread."""
-        if self._copier is not None:
-            self._copier.settle()
+    def __init__(self, device: Any, arrival: Arrival) -> None:
+        self._device, self._arrival = device, arrival
+        self.copying, self.taking = Stage(), Stage()
 
-    def begin(self, entries: frame.Entries, lease: Lease) -> Begun:
-        """Return the tensors of a batch; those whose place is the device are on their way there.
+    def settle(self, pinned_bytes: int | None = None) -> Decoder:
+        """Return this decoder: torch finds the device by itself."""
+        return self
 
-        Where the device has no queue of copies they are there on return.
-        """
-        if self._copier is not None:
-            copy = self._copier.copy(lease)
-            return Begun(_decoded(entries, lease, copy.body), copy)
+    def begin(self, entries: frame.Entries, lease: Lease) -> dict[str, Any]:
+        """Return the tensors of a batch; those whose place is the device are there on return."""
+        on_host = HostViews(lease.array)
         if self._device is None:
-            return Begun(_decoded(entries, lease, None), None)
-        return Begun(_decoded(entries, lease, torch.from_numpy(lease.array).to(self._device)), None)
+            values = frame.decode_entries(entries, lease.array, on_host)
+        else:
+            with self.copying.going_on():
+                body = torch.from_numpy(lease.array).to(self._device)
+            values = decode_on_device(entries, lease.array, TensorViews(body), on_host)
+        return self._arrival.apply(
+            values,
+            entries,
+            lambda tensor: tensor.to(torch.int64),
+            on_device=self._device is not None,
+        )
 
-    def finish(self, begun: Begun) -> dict[str, Any]:
-        """Return the values of a batch; kernels that are launched from now on see them."""
-        if self._copier is not None and begun.copy is not None:
-            self._copier.receive(begun.copy)
-        return widen_labels(begun.values, lambda tensor: tensor.to(torch.int64))
+    def finish(self, begun: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of a batch."""
+        return begun
 
     def position(self, position: int) -> Any:
         """Return `position` as an int64 tensor of no dimensions, on the host."""
         return torch.tensor(position, dtype=torch.int64)
-
-
-def _decoded(entries: frame.Entries, lease: Lease, body: Any) -> dict[str, Any]:
-    """Return the values of a batch whose body is on a device, too; None = on the host alone."""
-    views = HostViews(lease.array)
-    if body is None:
-        return frame.decode_entries(entries, lease.array, views)
-    on_device = TensorViews(body)
-    host = {
-        place.start for entry in entries if entry.is_host for place in entry.tensors if place.nbytes
-    }
-    if not host:
-        return frame.decode_entries(entries, lease.array, on_device)
-
-    def place(dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> Any:
-        return (views if nbytes and start in host else on_device)(dtype, shape, start, nbytes)
-
-    return frame.decode_entries(entries, lease.array, place)
 
 
 class HostViews:
@@ -149,4 +112,4 @@ def _unsupported_dtype(dtype: str) -> UnsupportedValue:
     )
 
 
-__all__ = ["Begun", "HostViews", "TensorViews", "TorchDecoder"]
+__all__ = ["HostViews", "TensorViews", "TorchDecoder"]

@@ -14,8 +14,11 @@ from urllib.parse import unquote
 
 import grpc
 
+from penstock.client.credentials import Address, address_of
+from penstock.client.reading.connection import Connection
 from penstock.client.reading.conversation import Conversation
-from penstock.wire import MAX_MESSAGE_BYTES, frame
+from penstock.client.reading.tls_trouble import trouble
+from penstock.wire import frame
 from penstock.wire.errors import (
     ERROR_METADATA_KEY,
     Internal,
@@ -23,6 +26,7 @@ from penstock.wire.errors import (
     MissingExtra,
     PenstockError,
     ProtocolMismatch,
+    TlsFailed,
     Unreachable,
     decode_error,
 )
@@ -33,25 +37,6 @@ ENTRY_POINTS = "penstock.transports"
 """The entry point group in which other packages offer targets: `name:rest`."""
 
 SERVICE_PREFIX = "/penstock.wire.v1."
-
-CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.http2.max_frame_size", 16777215),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # else a minute: it overrides the one above
-    ("grpc.keepalive_permit_without_calls", 1),
-    # The horizon bounds what is under way, so HTTP/2 need not: a wide window instead of probing,
-    # which was faster for 8 MB batches wherever both were tried in turn.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 64 << 20),
-    ("grpc.enable_retries", 0),  # penstock resumes at the exact position itself
-    ("grpc.use_local_subchannel_pool", 1),  # two Loaders of one process get two connections
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-)
 
 _BROKEN = {
     grpc.StatusCode.UNAVAILABLE,
@@ -65,34 +50,63 @@ class GrpcTransport:
     """A channel to one node.
 
     Args:
-        target: What gRPC connects to: `host:port`, `dns:///name:port`, `unix:/path`.
+        address: The node; its target is what gRPC connects to: `host:port`, `dns:///name:port`,
+            `unix:/path`.
         on_close: Called once after the channel is closed, for nodes that were started for us.
+
+    Raises:
+        InvalidRequest: The files of its credentials cannot be used.
     """
 
-    def __init__(self, target: str, on_close: Callable[[], None] | None = None) -> None:
-        self.target, self.memory = target, memory_path(target)
+    def __init__(self, address: Address, on_close: Callable[[], None] | None = None) -> None:
+        self.memory = memory_path(str(address.target))
         self._on_close = on_close
-        self._channel = grpc.insecure_channel(target, options=list(CHANNEL_OPTIONS))
+        self._connection = Connection(address)
+        self._has_answered = False
 
     def unary(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Call one method with serialized messages; see `Transport.unary`."""
-        call = self._channel.unary_unary(
-            SERVICE_PREFIX + method, request_serializer=None, response_deserializer=None
-        )
-        try:
-            reply: bytes = call(request, timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self.target) from None
+        connection = self._connection
+        with connection.channel() as channel:
+            call = channel.unary_unary(
+                SERVICE_PREFIX + method, request_serializer=None, response_deserializer=None
+            )
+            try:
+                reply: bytes = call(request, timeout=timeout_s, metadata=connection.metadata())
+            except grpc.RpcError as error:
+                raise self._error(error) from None
+        self._has_answered = True
         return reply
 
     def read(self, opening: bytes) -> ReadCall:
         """Open `Feed/Read`; see `Transport.read`."""
-        call = Conversation(self._channel, SERVICE_PREFIX + "Feed/Read", opening)
-        return GrpcReadCall(call, self.target)
+        connection = self._connection
+        shown = connection.metadata()
+        held = connection.hold()
+        call = Conversation(
+            held.channel,
+            SERVICE_PREFIX + "Feed/Read",
+            opening,
+            metadata=shown,
+            # A call that waits keeps its channel, and so certificates that may have been renewed.
+            waits=connection.address.tls is None,
+        )
+        return GrpcReadCall(call, self._error, lambda: connection.release(held))
+
+    def _error(self, error: Any) -> PenstockError:
+        """Return what a gRPC error amounts to, with the reason where TLS is in the way."""
+        address = self._connection.address
+        found = error_from_rpc(error, address.text)
+        if type(found) is not Unreachable or not _is_hung_up(error.details() or ""):
+            return found
+        sentence = trouble(address)
+        if sentence is None:
+            return found
+        return TlsFailed(sentence, target=address.text, is_first=not self._has_answered)
 
     def close(self) -> None:
         """Close the channel and end what was started for it; idempotent."""
-        self._channel.close()
+        self._connection.close()
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close()
@@ -101,8 +115,14 @@ class GrpcTransport:
 class GrpcReadCall:
     """One open stream, parsed; its errors are PenstockErrors."""
 
-    def __init__(self, call: Conversation, target: str) -> None:
-        self._call, self._target = call, target
+    def __init__(
+        self,
+        call: Conversation,
+        error_of: Callable[[Any], PenstockError],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._call, self._error_of, self._on_end = call, error_of, on_end
+        self._has_ended = False
 
     def __iter__(self) -> Iterator[Sequence[frame.Reply]]:
         return self
@@ -111,8 +131,17 @@ class GrpcReadCall:
         try:
             message = next(self._call)
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self._target) from None
+            self._end()
+            raise self._error_of(error) from None
+        except StopIteration:
+            self._end()
+            raise
         return frame.parse_replies(message)
+
+    def _end(self) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._on_end()
 
     def send(self, request: bytes) -> None:
         """Send a `ReadRequest`; see `ReadCall.send`."""
@@ -166,6 +195,13 @@ def _reason(code: Any, details: str, target: str) -> str:
     return f"{code.name}: {details}"
 
 
+def _is_hung_up(details: str) -> bool:
+    """Tell a connection that the other side closed, or that TLS refused, from one never made."""
+    return "failed to connect" in details and not any(
+        sign in details for sign in ("Connection refused", "Failed to connect to remote host")
+    )
+
+
 def _is_busy(code: Any, details: str) -> bool:
     """Tell a proxy's rate limit, which passes, from a message that is too large, which does not."""
     return code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" not in details
@@ -179,45 +215,59 @@ def _is_reset(code: Any, details: str) -> bool:
     return any(sign in text for sign in ("stream removed", "rst_stream", "goaway", "socket closed"))
 
 
-def open_transport(target: str | Sequence[str] | Transport) -> Transport:
-    """Return a transport to what `target` names.
+def open_transport(address: Address | str | Sequence[str] | Transport) -> Transport:
+    """Return a transport to a node.
 
     Args:
-        target: `host:port`, `dns:///name:port`, `unix:/path`, `local:FILE`, `spawn:FILE`, or an
-            open transport, which is used as it is.
+        address: The node; its target is `host:port`, `dns:///name:port`, `unix:/path`,
+            `local:FILE`, `spawn:FILE`, or an open transport, which is used as it is. A target alone
+            has the credentials of the environment.
 
     Raises:
-        InvalidRequest: The target names several nodes, no port, or a kind that nobody offers.
+        InvalidRequest: The target names several nodes, no port, or a kind that nobody offers; or
+            its credentials cannot be used.
         MissingExtra: The kind needs the server half, which is not installed.
     """
+    if not isinstance(address, Address):
+        address = address_of(address)
+    target = address.target
     if isinstance(target, str):
-        return _open_address(target.strip())
+        return _open_address(address, target)
     if isinstance(target, Sequence) and not isinstance(target, bytes):
-        if len(target) == 1:
-            return _open_address(str(target[0]).strip())
         raise _several(", ".join(map(str, target)))
     if not hasattr(target, "unary"):
         raise _no_address(f"target={target!r}", target)
     return target
 
 
-def _open_address(target: str) -> Transport:
+def _open_address(address: Address, target: str) -> Transport:
     if "," in target:
         raise _several(target)
     scheme, colon, rest = target.partition(":")
     if colon and scheme in ("unix", "dns", "ipv4", "ipv6", "unix-abstract"):
-        return GrpcTransport(target)
+        return GrpcTransport(address)
     if colon and (opener := _find_opener(scheme)) is not None:
         opened = opener(rest)
         if isinstance(opened, Endpoint):
-            return GrpcTransport(opened.target, on_close=opened.close)
+            return GrpcTransport(address.at(opened.target), on_close=opened.close)
         return opened  # type: ignore[no-any-return]
     if scheme in ("local", "spawn"):
         raise _missing_server(target, "no installed package offers it")
     port = target.rpartition(":")[2]
     if not colon or not port.isdigit() or not 0 < int(port) < 65536 or "/" in target:
-        raise _no_address(f"{target!r} is not the address of a loader node", target)
-    return GrpcTransport(target)
+        raise _no_address(f"{target!r} is not the address of a loader node{_meant(target)}", target)
+    return GrpcTransport(address)
+
+
+def _meant(target: str) -> str:
+    """Return what somebody who writes this may mean, as a part of a sentence; or nothing."""
+    if target.endswith((".yaml", ".yml", ".py")):
+        return f" (spawn:{target} and local:{target} are)"
+    if target.startswith("/"):
+        return f" (unix:{target} is)"
+    if "://" in target:
+        return " (an address has no scheme and no path)"
+    return "" if ":" in target else " (it has no port)"
 
 
 def _no_address(what: str, target: object) -> InvalidRequest:
@@ -256,17 +306,10 @@ def _several(target: str) -> InvalidRequest:
     )
 
 
-def pretty(target: object) -> str:
-    """Return a target for messages."""
-    return target if isinstance(target, str) else type(target).__name__
-
-
 __all__ = [
-    "CHANNEL_OPTIONS",
     "ENTRY_POINTS",
     "GrpcReadCall",
     "GrpcTransport",
     "error_from_rpc",
     "open_transport",
-    "pretty",
 ]

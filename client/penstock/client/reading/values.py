@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.client.reading.buffers import PLAIN, Lease, Memory
+from penstock.client.reading.arrival import Arrival
+from penstock.client.reading.buffers import Lease, Memory
+from penstock.client.reading.stages import Stage
 from penstock.wire import frame
 
 
@@ -18,19 +19,31 @@ class Decoder(Protocol):
     loop's. `settle` and `finish` are called by the loop's.
 
     Attributes:
-        memory: The kind of memory that bodies should land in for it; it decodes others, too.
+        memory: What bodies should land in for it, None = plain memory; it decodes others, too.
         is_ahead: `begin` starts a copy that goes on by itself: call it before the batch is wanted.
+        copying: Bodies are staged, and copies queued.
+        taking: The part of that in which memory to stage a body in is pinned, or waited for.
     """
 
-    memory: Memory
+    memory: Memory | None
     is_ahead: bool
+    copying: Stage
+    taking: Stage
 
-    def settle(self) -> None:
-        """Find out what depends on the loop's thread; once, before anything else."""
+    def settle(self, pinned_bytes: int | None = None) -> Decoder:
+        """Find out what depends on the loop's thread, and return the decoder to use.
+
+        Called before anything else; the decoder is this one, or another in its place.
+
+        Args:
+            pinned_bytes: `Limits.pinned_bytes`.
+        """
         ...
 
     def begin(self, entries: frame.Entries, lease: Lease) -> Any:
         """Return what `finish` takes: values that view the lease, or that a device is copying.
+
+        What is to be done on arrival is done, or queued on the device.
 
         Where a device still copies from the lease on return, the copy's event is among its events.
         """
@@ -46,55 +59,36 @@ class Decoder(Protocol):
 
 
 class NumpyDecoder:
-    """Makes arrays, views of the body but for labels that are widened."""
+    """Makes arrays, views of the body but for what is done on arrival.
 
-    memory: Memory = PLAIN
+    Args:
+        arrival: What that is.
+    """
+
+    memory: Memory | None = None
     is_ahead = False
 
-    def settle(self) -> None:
-        """Do nothing: arrays know no devices."""
+    def __init__(self, arrival: Arrival) -> None:
+        self._arrival, self.copying, self.taking = arrival, Stage(), Stage()
+
+    def settle(self, pinned_bytes: int | None = None) -> Decoder:
+        """Return this decoder: arrays know no devices."""
+        return self
 
     def begin(self, entries: frame.Entries, lease: Lease) -> dict[str, Any]:
-        """Return the values of one batch as they came."""
-        return frame.decode_entries(entries, lease.array)
+        """Return the values of one batch."""
+        values = frame.decode_entries(entries, lease.array)
+        return self._arrival.apply(
+            values, entries, lambda array: array.astype(np.int64), on_device=False
+        )
 
     def finish(self, begun: dict[str, Any]) -> dict[str, Any]:
         """Return the values of one batch."""
-        return widen_labels(begun, lambda array: array.astype(np.int64))
+        return begun
 
     def position(self, position: int) -> Any:
         """Return `position` as an int64 array of no dimensions."""
         return np.array(position, np.int64)
 
 
-LABELS = "labels"
-"""The name under which trainers and losses look for the targets."""
-
-NARROW = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32"})
-"""Dtypes whose every value int64 holds too."""
-
-
-def widen_labels(values: dict[str, Any], widen: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return the values of a batch with integer `labels` as int64, whatever travelled.
-
-    Losses take int64 alone, and a job may send int32 to halve its bytes. Tensors of other dtypes,
-    and values of other names, are kept.
-
-    Args:
-        values: The values by name; changed in place.
-        widen: Makes an int64 of an array or a tensor.
-    """
-    if LABELS in values:
-        values[LABELS] = _widened(values[LABELS], widen)
-    return values
-
-
-def _widened(value: Any, widen: Callable[[Any], Any]) -> Any:
-    if isinstance(value, list):
-        return [_widened(inner, widen) for inner in value]
-    # "int32" of NumPy, "torch.int32" of torch; what is not a tensor has no dtype.
-    dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
-    return widen(value) if dtype in NARROW else value
-
-
-__all__ = ["Decoder", "NumpyDecoder", "widen_labels"]
+__all__ = ["Decoder", "NumpyDecoder"]

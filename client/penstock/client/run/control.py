@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from penstock.client.aside import Patience, aside, tell
 from penstock.client.backoff import Backoff
+from penstock.client.spans import traced
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import (
     BadFrame,
@@ -20,6 +21,7 @@ from penstock.wire.errors import (
     PenstockError,
     ProtocolMismatch,
     StoreUnavailable,
+    TlsFailed,
     Unreachable,
 )
 from penstock.wire.parse import parse
@@ -51,15 +53,18 @@ class Control:
         self._transport, self.job, self._target = transport, job, target
         self._deadline_s = deadline_s
 
-    def describe(self) -> feed_pb2.DescribeReply:
+    def describe(self, *, count: bool = False) -> feed_pb2.DescribeReply:
         """Return what the job is.
+
+        Args:
+            count: Have the node find out where a finite job ends; it answers at once.
 
         Raises:
             UnknownJob: The node has no such job.
             ProtocolMismatch: The node speaks another version of the wire.
             Unreachable: No answer within the deadline.
         """
-        request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job=self.job)
+        request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job=self.job, count=count)
         reply = self.call("Feed/Describe", request, feed_pb2.DescribeReply)
         check_protocol(reply, self._target)
         return reply
@@ -95,7 +100,13 @@ class Control:
             store=store,
             uneven=uneven,
         )
-        return self.call("Cursors/Begin", request, cursors_pb2.BeginReply)
+        return traced(
+            "begin",
+            lambda: self.call("Cursors/Begin", request, cursors_pb2.BeginReply),
+            job=self.job,
+            group=group,
+            rank=rank,
+        )
 
     def commit(
         self, group: str, token: str, generation: int, rank: int, step: int, *, all_rows: bool
@@ -115,7 +126,14 @@ class Control:
             step=step,
             all_rows=all_rows,
         )
-        return self.call("Cursors/Commit", request, cursors_pb2.CommitReply)
+        return traced(
+            "commit",
+            lambda: self.call("Cursors/Commit", request, cursors_pb2.CommitReply),
+            job=self.job,
+            group=group,
+            rank=rank,
+            step=step,
+        )
 
     def checkpoint(self, group: str, name: str, step: int | None) -> cursors_pb2.CheckpointReply:
         """Give a step a permanent name; None = the group's cursor.
@@ -246,6 +264,8 @@ class Control:
                 answered = error
             except Unreachable as error:
                 # The node did answer: it waits for its store as before, longer than is left here.
+                if isinstance(error, TlsFailed) and error.is_first:
+                    raise  # it has never worked, so nobody is about to renew something
                 timed_out = bool(error.timed_out)
                 away = answered if answered is not None and timed_out else error
             wait = backoff.next_s()
@@ -264,7 +284,7 @@ def _gave_up(error: PenstockError, target: str, method: str, waited: float) -> P
     if not isinstance(error, Unreachable):
         return error
     tried = f", tried for {waited:.0f} s" if waited >= 1 else ""
-    return Unreachable(
+    return type(error)(
         f"{error.message} ({method}{tried})", target=target, waited_s=round(waited, 3)
     )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from penstock.client.aside import tell
 from penstock.client.options import Options
-from penstock.client.reading.transport import pretty
 from penstock.client.run.attempt import attempt_token
 from penstock.client.run.control import Control
 from penstock.client.run.ranks import WorldRank, discover, log_world_rank
@@ -19,6 +19,12 @@ from penstock.wire.v1 import cursors_pb2, feed_pb2
 
 logger = logging.getLogger("penstock")
 
+COUNT_S = 10.0
+"""How long `len()` of a Loader waits, all calls of it together, for a job to be counted."""
+
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.02, 0.5
+"""Between two questions of it."""
+
 
 class Opener:
     """Finds out what a session needs, as late as possible and only once.
@@ -29,10 +35,11 @@ class Opener:
     """
 
     def __init__(self, resources: Resources, options: Options) -> None:
-        self.target = pretty(options.target)
+        self.target = options.address.text
         self._resources, self._options = resources, options
         self._control: Control | None = None
         self._info: feed_pb2.DescribeReply | None = None
+        self._count_s = COUNT_S
         self._world_rank: WorldRank | None = None
         self._token: str | None = None
 
@@ -48,7 +55,7 @@ class Opener:
     def control(self) -> Control:
         """The short calls; connects at first use."""
         if self._control is None:
-            transport = self._resources.connect(self._options.target)
+            transport = self._resources.connect(self._options.address)
             self._control = Control(
                 transport, self._options.job, self.target, self._options.deadline_s
             )
@@ -68,6 +75,22 @@ class Opener:
         """
         if self.info.finite and not self.info.HasField("batches"):
             self._info = self.control.describe()
+        return self.info.batches if self.info.HasField("batches") else None
+
+    def count_batches(self) -> int | None:
+        """Return the same, and have the node find it out where it is not known: that may wait.
+
+        All calls together wait `COUNT_S`; then they say what is known.
+        """
+        pause_s = FIRST_PAUSE_S
+        while self.info.finite and not self.info.HasField("batches"):
+            began_s = time.monotonic()
+            self._info = info = self.control.describe(count=True)
+            if info.HasField("batches") or not info.counting or self._count_s <= 0:
+                break
+            time.sleep(min(pause_s, self._count_s))
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            self._count_s -= time.monotonic() - began_s
         return self.info.batches if self.info.HasField("batches") else None
 
     def share(self) -> Share:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from penstock.client.aside import Patience, aside
+from penstock.client.credentials import Address
 from penstock.client.reading.feed import Feed
 from penstock.client.reading.transport import open_transport
 from penstock.client.run.guard import ProcessGuard
@@ -27,7 +28,7 @@ class Resources:
         self.feeds: set[Feed] = set()
         self._lock = threading.Lock()  # taken in `aside` only
 
-    def connect(self, target: str | Sequence[str] | Transport) -> Transport:
+    def connect(self, address: Address) -> Transport:
         """Return the connection; open it first if necessary.
 
         Raises:
@@ -37,7 +38,7 @@ class Resources:
         def open_once(_: Patience) -> Transport:
             with self._lock:
                 if self.transport is None:
-                    self.transport = open_transport(target)
+                    self.transport = open_transport(address)
                 return self.transport
 
         if self.transport is not None:

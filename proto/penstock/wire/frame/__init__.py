@@ -9,6 +9,7 @@ another, each at a multiple of 64 bytes, zeros between them. It travels as `Read
 * `messages`: the messages of a stream, out and in.
 * `entries`: what a header says of each value.
 * `checks`: what a client refuses of what came.
+* `completing`: packed rows that travel in place of a body, and the body made of them.
 * `decode`: the values, read from header and body.
 * `describe`: what a batch holds, for people.
 * `octets`: views, checksums and protobuf's fields by hand, for all of these.
@@ -18,16 +19,23 @@ In the order of a batch's way:
 * the maker: `Layout` -> `write_body` -> `write_header`; `with_position`;
 * the server's edge: `batch_messages`, or `bundle` for several small batches;
 * the client: `parse_replies` -> `check_sealed` -> `check_header` -> `check_chunk` -> `check_crc` ->
-  `decode_entries`.
+  `complete` -> `decode_entries`.
 
 What comes from the network is checked before anything is allocated by it, and `BadFrame` or
 `ChecksumMismatch` is all that it can cause.
 """
 
 from penstock.wire.frame.checks import check_chunk, check_crc, check_header
-from penstock.wire.frame.decode import TensorMaker, bfloat16_dtype, decode_entries, decode_values
+from penstock.wire.frame.completing import complete, completed, sent_bytes
+from penstock.wire.frame.decode import (
+    TensorMaker,
+    bfloat16_dtype,
+    decode_entries,
+    decode_values,
+    numpy_maker,
+)
 from penstock.wire.frame.describe import DATASET_NAME, batch_record, describe_values
-from penstock.wire.frame.entries import Entries, Entry, read_entries
+from penstock.wire.frame.entries import Entries, Entry, read_entries, tensors_of
 from penstock.wire.frame.layout import Layout
 from penstock.wire.frame.messages import (
     ChunkView,
@@ -39,7 +47,7 @@ from penstock.wire.frame.messages import (
 )
 from penstock.wire.frame.octets import Buffer, crc32c, extend_crc32c
 from penstock.wire.frame.record import MAX_HEADER_BYTES, write_body, write_header
-from penstock.wire.frame.seal import check_sealed, read_header, with_position
+from penstock.wire.frame.seal import check_sealed, read_header, with_position, without_samples
 
 __all__ = [
     "DATASET_NAME",
@@ -59,16 +67,22 @@ __all__ = [
     "check_crc",
     "check_header",
     "check_sealed",
+    "complete",
+    "completed",
     "crc32c",
     "decode_entries",
     "decode_values",
     "describe_values",
     "extend_crc32c",
+    "numpy_maker",
     "parse_replies",
     "parse_reply",
     "read_entries",
     "read_header",
+    "sent_bytes",
+    "tensors_of",
     "with_position",
+    "without_samples",
     "write_body",
     "write_header",
 ]

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.wire.errors import BadFrame, ChecksumMismatch
-from penstock.wire.frame.entries import Entries, read_entries
+from penstock.wire.frame.completing import check_packed, sent_bytes
+from penstock.wire.frame.entries import Entries, read_entries, tensors_of
 from penstock.wire.frame.octets import Buffer, crc32c, refuse
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.v1 import feed_pb2
@@ -27,8 +28,8 @@ def check_header(header: feed_pb2.BatchHeader, *, max_body_bytes: int) -> Entrie
         max_body_bytes: The largest body that the caller is ready to hold.
 
     Raises:
-        BadFrame: The body is too large, a number cannot be, or `read_entries` or `check_entries`
-            refuses the values.
+        BadFrame: The body is too large, a number cannot be, or `read_entries`, `check_entries` or
+            `check_packed` refuses the values.
     """
     body_bytes = header.body_bytes
     if body_bytes > max_body_bytes:
@@ -42,6 +43,8 @@ def check_header(header: feed_pb2.BatchHeader, *, max_body_bytes: int) -> Entrie
         refuse(f"a batch announces position {header.position} and offset {header.offset}")
     entries = read_entries(header)
     check_entries(entries, body_bytes)
+    if header.HasField("packed"):
+        check_packed(header.packed, tensors_of(entries), max_body_bytes)
     return entries
 
 
@@ -80,27 +83,27 @@ def check_chunk(header: feed_pb2.BatchHeader, chunk: ChunkView, filled: int) -> 
     Args:
         header: The checked header of the batch.
         chunk: What came.
-        filled: How many bytes of the body came before it.
+        filled: How many bytes of the body, or of what travels in its place, came before it.
 
     Raises:
         BadFrame: It is of another batch, leaves a gap, or goes past the end of the body.
     """
-    after = filled + len(chunk.data)
+    after, length = filled + len(chunk.data), sent_bytes(header)
     if (
         (chunk.lane, chunk.offset, chunk.start) != (header.lane, header.offset, filled)
-        or after > header.body_bytes
+        or after > length
         or not chunk.data
     ):
         refuse(
             f"lane {chunk.lane}, offset {chunk.offset} sent {len(chunk.data)} bytes from byte "
-            f"{chunk.start}, where byte {filled} of the {header.body_bytes} of lane {header.lane}, "
+            f"{chunk.start}, where byte {filled} of the {length} of lane {header.lane}, "
             f"offset {header.offset} was due"
         )
     return after
 
 
 def check_crc(header: feed_pb2.BatchHeader, body: Buffer, got: int | None = None) -> None:
-    """Refuse a body that is not the one that was sent.
+    """Refuse a body, or packed rows in its place, that are not what was sent.
 
     Args:
         header: Says what was sent.
@@ -112,8 +115,8 @@ def check_crc(header: feed_pb2.BatchHeader, body: Buffer, got: int | None = None
         ChecksumMismatch: Its crc32c differs. Fields `position`, `expected`, `got`.
     """
     nbytes = memoryview(body).nbytes  # type: ignore[arg-type]  # an ndarray is a buffer, too
-    if nbytes != header.body_bytes:
-        refuse(f"a body of {header.body_bytes} bytes was announced, and {nbytes} are there")
+    if nbytes != sent_bytes(header):
+        refuse(f"a body of {sent_bytes(header)} bytes was announced, and {nbytes} are there")
     got = crc32c(body) if got is None else got
     if got != header.crc32c:
         raise ChecksumMismatch(

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from penstock.wire.errors import BadFrame, MissingExtra
+from penstock.wire.frame.completing import completed
 from penstock.wire.frame.entries import Entries, read_entries
 from penstock.wire.frame.octets import Buffer, refuse
 from penstock.wire.v1 import feed_pb2
@@ -25,13 +26,13 @@ def decode_values(
 
     Args:
         header: A header that `check_header` has passed.
-        body: The whole body.
+        body: The whole body, or what was sent in its place.
         tensor: Makes tensors.
 
     Raises:
         BadFrame, MissingExtra: As `decode_entries`.
     """
-    return decode_entries(read_entries(header), body, tensor)
+    return decode_entries(read_entries(header), completed(header, body), tensor)
 
 
 def decode_entries(
@@ -49,7 +50,7 @@ def decode_entries(
         BadFrame: A JSON text is none.
         MissingExtra: A tensor is bfloat16, ml_dtypes is not installed, and no `tensor` was given.
     """
-    make = tensor or _numpy_maker(body)
+    make = tensor or numpy_maker(body)
     return {
         entry.name: make(*entry.content)
         if entry.kind == "tensor"
@@ -80,7 +81,9 @@ def _no_constant(constant: str) -> NoReturn:
     raise ValueError(f"JSON has no {constant}")
 
 
-def _numpy_maker(body: Buffer) -> TensorMaker:
+def numpy_maker(body: Buffer) -> TensorMaker:
+    """Return what makes arrays as views of a body, for bfloat16 with the dtype of ml_dtypes."""
+
     def make(dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> Any:
         found = bfloat16_dtype() if dtype == BFLOAT16 else STORAGE[dtype]
         return np.ndarray(shape, found, body, start)
@@ -106,4 +109,4 @@ def bfloat16_dtype() -> np.dtype[Any]:
     return found
 
 
-__all__ = ["TensorMaker", "bfloat16_dtype", "decode_entries", "decode_values"]
+__all__ = ["TensorMaker", "bfloat16_dtype", "decode_entries", "decode_values", "numpy_maker"]

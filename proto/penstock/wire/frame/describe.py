@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.wire.digest import batch_digest
+from penstock.wire import digest
 from penstock.wire.frame.octets import Buffer
 from penstock.wire.v1 import feed_pb2
 
@@ -44,7 +44,7 @@ def batch_record(header: feed_pb2.BatchHeader, body: Buffer, step: int) -> dict[
 
     Args:
         header: A header that `check_header` has passed, with position and samples.
-        body: The whole body.
+        body: The whole body, or what was sent in its place.
         step: The step that holds the position.
 
     Returns:
@@ -55,7 +55,7 @@ def batch_record(header: feed_pb2.BatchHeader, body: Buffer, step: int) -> dict[
         "step": step,
         "lane": header.lane,
         "offset": header.offset,
-        "digest": batch_digest(header, body),
+        "digest": digest.batch_digest(header, body),
         "values": describe_values(header),
         "counts": {count.name: count.value for count in header.counts},
         "items": [[sample.source, sample.index, sample.epoch] for sample in header.samples],

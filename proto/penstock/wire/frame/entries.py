@@ -82,6 +82,11 @@ def read_entries(header: feed_pb2.BatchHeader) -> Entries:
     return tuple([_entry(named) for named in header.values])
 
 
+def tensors_of(entries: Entries) -> list[TensorPlace]:
+    """Return the tensors of a body, in its order."""
+    return [place for entry in entries for place in entry.tensors]
+
+
 def _entry(named: feed_pb2.NamedValue) -> Entry:
     encoded = named.SerializeToString()
     return _kept(encoded) if len(encoded) <= KEPT_BYTES else _read(named)
@@ -142,4 +147,4 @@ def _tensor(tensor: feed_pb2.Tensor, name: str) -> TensorPlace:
     return place
 
 
-__all__ = ["Entries", "Entry", "Said", "TensorPlace", "read_entries"]
+__all__ = ["Entries", "Entry", "Said", "TensorPlace", "read_entries", "tensors_of"]

@@ -15,6 +15,8 @@ import numpy as np
 
 from penstock.wire import ALIGNMENT
 from penstock.wire.errors import UnsupportedValue
+from penstock.wire.frame.completing import packed_form
+from penstock.wire.packed import Derived, Rows
 from penstock.wire.v1 import feed_pb2
 from penstock.wire.values import (
     BFLOAT16,
@@ -36,7 +38,9 @@ class Layout:
 
     Attributes:
         nbytes: The length of the body: the end of the last tensor, 0 without tensors.
-        tensors: (first byte in the body, tensor) of each, ascending.
+        packed: What the header says of packed rows that travel in its place; None = it travels.
+        sent: (first byte in what travels, tensor) of each, ascending.
+        sent_bytes: The length of what travels.
         entries: What the header says of each value, serialized, in the batch's order.
         names: Their names.
 
@@ -46,7 +50,9 @@ class Layout:
 
     def __init__(self, values: Mapping[str, Any], host: Collection[str] = ()) -> None:
         self.nbytes = 0
-        self.tensors: list[tuple[int, Array]] = []
+        self.sent: list[tuple[int, Array]] = []
+        self.packed: feed_pb2.PackedRows | None = None
+        self._rows: Rows | None = None
         self.entries: list[bytes] = []
         self.names: list[str] = []
         for name, value in values.items():
@@ -57,16 +63,22 @@ class Layout:
                     type=type(name).__name__,
                 )
             self._add(plain_name(name), value, name in host)
+        self.sent_bytes = self.nbytes
+        if self._rows is not None:
+            self.packed, self.sent = packed_form(self._rows, self.sent)
+            self.sent_bytes = self.packed.sent_bytes
 
     def _add(self, name: str, value: Any, host: bool) -> None:
         """Append a value; `host` = it stays off the device."""
         found = None
-        if type(value) is np.ndarray:
+        if type(value) is Derived and self._rows is None:
+            self._rows = value.rows
+        if type(value) is np.ndarray or (type(value) is Derived and value.rows is self._rows):
             start = -(-self.nbytes // ALIGNMENT) * ALIGNMENT
             found = _tensor_field(name, host, value.dtype, value.shape, start)
         if found is not None:
             dtype, field = found
-            self.tensors.append((start, Array(dtype, value)))
+            self.sent.append((start, Array(dtype, value)))
             self.nbytes = start + value.nbytes
         else:
             plain = to_plain(value, name)
@@ -99,7 +111,7 @@ class Layout:
         else:
             start = -(-self.nbytes // ALIGNMENT) * ALIGNMENT
             _put_tensor(message.tensor, plain.dtype, plain.data.shape, start, plain.data.nbytes)
-            self.tensors.append((start, plain))
+            self.sent.append((start, plain))
             self.nbytes = start + plain.data.nbytes
 
 

@@ -5,13 +5,14 @@ The body's checksum, taken as it is written, is in the header.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES
 from penstock.wire.errors import UnsupportedValue
-from penstock.wire.frame.layout import Layout, plain_name
+from penstock.wire.frame.counts import accounting_field, add_counts
+from penstock.wire.frame.layout import Layout
 from penstock.wire.frame.octets import crc32c, extend_crc32c, octets
 from penstock.wire.v1 import feed_pb2
 from penstock.wire.values import STORAGE, NDArray
@@ -27,20 +28,20 @@ MAX_HEADER_BYTES = MAX_MESSAGE_BYTES - CHUNK_BYTES - 4096
 
 
 def write_body(layout: Layout, out: memoryview | NDArray) -> int:
-    """Write the body of a batch and return its crc32c.
+    """Write the body of a batch, as it travels, and return its crc32c.
 
     Args:
         layout: Where each value lies.
-        out: Writable and contiguous, of exactly `nbytes` bytes; every one of them is written.
+        out: Writable and contiguous, of exactly `sent_bytes` bytes; every one of them is written.
 
     Raises:
         ValueError: `out` has another length.
     """
     body = octets(out).data if isinstance(out, np.ndarray) else out
-    if body.nbytes != layout.nbytes:
-        raise ValueError(f"the body has {layout.nbytes} bytes, the buffer {body.nbytes}")
+    if body.nbytes != layout.sent_bytes:
+        raise ValueError(f"the body has {layout.sent_bytes} bytes, the buffer {body.nbytes}")
     end = crc = 0
-    for start, (dtype, data) in layout.tensors:
+    for start, (dtype, data) in layout.sent:
         if end < start:
             gap = bytes(start - end)
             body[end:start] = gap
@@ -94,11 +95,13 @@ def write_header(
     message.log_id, message.lane, message.offset = log_id, lane, offset
     message.body_bytes, message.crc32c = layout.nbytes, crc
     message.padding, message.epoch = padding, epoch
+    if layout.packed is not None:
+        message.packed.CopyFrom(layout.packed)
     for field in layout.entries:
         message.MergeFromString(field)
-    _add_counts(message.counts.add, counts)
+    add_counts(message.counts.add, counts)
     if accounting:
-        _add_counts(message.accounting.add, accounting)
+        message.MergeFromString(accounting_field(tuple(accounting.items())))
     add = message.samples.add
     for row, source, index, drawn, part, span in samples:
         sample = add()
@@ -121,18 +124,6 @@ def write_header(
             type="header",
         )
     return header
-
-
-def _add_counts(add: Callable[[], feed_pb2.Count], counts: Mapping[str, int]) -> None:
-    for name, value in sorted(counts.items()):
-        if not -(1 << 63) <= value < 1 << 63:
-            raise UnsupportedValue(
-                f"count {name!r} of a batch is {value}, which does not fit int64",
-                name=name,
-                type="int",
-            )
-        count = add()
-        count.name, count.value = plain_name(name), value
 
 
 def _copy(into: NDArray, data: NDArray, crc: int) -> int:

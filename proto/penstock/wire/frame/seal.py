@@ -25,6 +25,13 @@ def with_position(header: bytes, position: int) -> bytes:
     return placed + _SEAL_TAG + int(google_crc32c.value(placed)).to_bytes(4, "little")
 
 
+def without_samples(header: bytes) -> bytes:
+    """Return `header`, as the maker wrote it, without the items that the batch is made of."""
+    message = parse(feed_pb2.BatchHeader, header)
+    message.ClearField("samples")
+    return message.SerializeToString()
+
+
 def read_header(encoded: bytes) -> feed_pb2.BatchHeader:
     """Return a serialized header, whose own checksum is right where it has one: `check_sealed`.
 
@@ -57,4 +64,4 @@ def _damaged(how: str) -> ChecksumMismatch:
     )
 
 
-__all__ = ["check_sealed", "read_header", "with_position"]
+__all__ = ["check_sealed", "read_header", "with_position", "without_samples"]

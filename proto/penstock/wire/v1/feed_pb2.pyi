@@ -16,21 +16,44 @@ class Tail(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TAIL_PAD: _ClassVar[Tail]
     TAIL_DROP: _ClassVar[Tail]
+
+class Rule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RULE_SENT: _ClassVar[Rule]
+    RULE_IDS: _ClassVar[Rule]
+    RULE_LABELS: _ClassVar[Rule]
+    RULE_LEARNED: _ClassVar[Rule]
+    RULE_POSITIONS: _ClassVar[Rule]
+    RULE_POSITIONS_REAL: _ClassVar[Rule]
+    RULE_POSITIONS_ON: _ClassVar[Rule]
+    RULE_DOCUMENTS: _ClassVar[Rule]
+    RULE_SEAMS: _ClassVar[Rule]
 PLACE_DEVICE: Place
 PLACE_HOST: Place
 TAIL_PAD: Tail
 TAIL_DROP: Tail
+RULE_SENT: Rule
+RULE_IDS: Rule
+RULE_LABELS: Rule
+RULE_LEARNED: Rule
+RULE_POSITIONS: Rule
+RULE_POSITIONS_REAL: Rule
+RULE_POSITIONS_ON: Rule
+RULE_DOCUMENTS: Rule
+RULE_SEAMS: Rule
 
 class DescribeRequest(_message.Message):
-    __slots__ = ("protocol", "job")
+    __slots__ = ("protocol", "job", "count")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...
+    count: bool
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., count: bool = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("protocol", "server_version", "node", "store", "job", "log_id", "lanes", "batches_per_step", "batches", "keys", "max_body_bytes", "jobs", "node_id", "finite", "layout", "labels_shifted", "ignore_index", "sets")
+    __slots__ = ("protocol", "server_version", "node", "store", "job", "log_id", "lanes", "batches_per_step", "batches", "keys", "max_body_bytes", "jobs", "node_id", "finite", "layout", "labels_shifted", "ignore_index", "sets", "counting", "counted_so_far")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +72,8 @@ class DescribeReply(_message.Message):
     LABELS_SHIFTED_FIELD_NUMBER: _ClassVar[int]
     IGNORE_INDEX_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
+    COUNTING_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_SO_FAR_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     server_version: str
     node: str
@@ -67,7 +92,9 @@ class DescribeReply(_message.Message):
     labels_shifted: bool
     ignore_index: int
     sets: _containers.RepeatedCompositeFieldContainer[SetSpec]
-    def __init__(self, protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., node: _Optional[str] = ..., store: _Optional[str] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeySpec, _Mapping]]] = ..., max_body_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ..., finite: bool = ..., layout: _Optional[str] = ..., labels_shifted: bool = ..., ignore_index: _Optional[int] = ..., sets: _Optional[_Iterable[_Union[SetSpec, _Mapping]]] = ...) -> None: ...
+    counting: bool
+    counted_so_far: str
+    def __init__(self, protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., node: _Optional[str] = ..., store: _Optional[str] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeySpec, _Mapping]]] = ..., max_body_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ..., finite: bool = ..., layout: _Optional[str] = ..., labels_shifted: bool = ..., ignore_index: _Optional[int] = ..., sets: _Optional[_Iterable[_Union[SetSpec, _Mapping]]] = ..., counting: bool = ..., counted_so_far: _Optional[str] = ...) -> None: ...
 
 class SetSpec(_message.Message):
     __slots__ = ("name", "share", "layout", "labels_shifted", "ignore_index")
@@ -216,7 +243,7 @@ class Opened(_message.Message):
     def __init__(self, log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., node: _Optional[str] = ..., lends: bool = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("log_id", "lane", "offset", "body_bytes", "crc32c", "values", "counts", "samples", "padding", "epoch", "accounting", "position", "header_crc32c")
+    __slots__ = ("log_id", "lane", "offset", "body_bytes", "crc32c", "values", "counts", "samples", "padding", "epoch", "accounting", "packed", "position", "header_crc32c")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +255,7 @@ class BatchHeader(_message.Message):
     PADDING_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ACCOUNTING_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     HEADER_CRC32C_FIELD_NUMBER: _ClassVar[int]
     log_id: bytes
@@ -241,9 +269,30 @@ class BatchHeader(_message.Message):
     padding: bool
     epoch: int
     accounting: _containers.RepeatedCompositeFieldContainer[Count]
+    packed: PackedRows
     position: int
     header_crc32c: int
-    def __init__(self, log_id: _Optional[bytes] = ..., lane: _Optional[int] = ..., offset: _Optional[int] = ..., body_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., values: _Optional[_Iterable[_Union[NamedValue, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., padding: bool = ..., epoch: _Optional[int] = ..., accounting: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., position: _Optional[int] = ..., header_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, log_id: _Optional[bytes] = ..., lane: _Optional[int] = ..., offset: _Optional[int] = ..., body_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., values: _Optional[_Iterable[_Union[NamedValue, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., padding: bool = ..., epoch: _Optional[int] = ..., accounting: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., packed: _Optional[_Union[PackedRows, _Mapping]] = ..., position: _Optional[int] = ..., header_crc32c: _Optional[int] = ...) -> None: ...
+
+class PackedRows(_message.Message):
+    __slots__ = ("sent_bytes", "height", "width", "segments", "labels", "documents", "shifted", "rules")
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    SHIFTED_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    sent_bytes: int
+    height: int
+    width: int
+    segments: int
+    labels: bool
+    documents: bool
+    shifted: bool
+    rules: _containers.RepeatedScalarFieldContainer[Rule]
+    def __init__(self, sent_bytes: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., segments: _Optional[int] = ..., labels: bool = ..., documents: bool = ..., shifted: bool = ..., rules: _Optional[_Iterable[_Union[Rule, str]]] = ...) -> None: ...
 
 class NamedValue(_message.Message):
     __slots__ = ("name", "value", "place")

@@ -21,8 +21,9 @@ from penstock.server.commands.purity import first_lanes
 from penstock.server.core.held import held_bytes
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.line import Line
-from penstock.wire.errors import InvalidJob, PastEnd
+from penstock.wire.errors import PastEnd
 
 WINDOWS = 20
 """Windows that the time is cut into: two are the slowest tenth of them, and two the fastest."""
@@ -80,6 +81,7 @@ class CoreRate:
         counts: Sums of their counts.
         seconds: What they took.
         cpu_s: Processor time of that; more than `seconds` where roles have threads of their own.
+        queued_s: How long of that it was ready to run, and other programs had the processors.
         planning_s: The part of `seconds` in which batches were planned.
         wire_bytes: Bodies and headers.
         body_bytes: Bodies.
@@ -96,6 +98,7 @@ class CoreRate:
     counts: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     cpu_s: float = 0.0
+    queued_s: float = 0.0
     planning_s: float = 0.0
     wire_bytes: int = 0
     body_bytes: int = 0
@@ -119,12 +122,26 @@ def rate_of(windows: Sequence[tuple[float, int]]) -> Rate:
     return Rate(statistics.median(rates), rates[tenth], rates[-1 - tenth], total / total_s)
 
 
+def queued_s() -> float:
+    """Return how many seconds this thread was ready to run while others had the processors.
+
+    The second number of `/proc/thread-self/schedstat`, in nanoseconds; 0 where the kernel tells
+    none. A thread that waits for a disk or a network is not ready to run, and does not count.
+    """
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
 def measure_core(
     job: Job,
     seconds: float,
     say: Say = silent,
     clock: Callable[[], float] = time.perf_counter,
     cpu: Callable[[], float] = time.process_time,
+    queued: Callable[[], float] = queued_s,
 ) -> CoreRate:
     """Make batches of a job in this process, and measure.
 
@@ -137,6 +154,7 @@ def measure_core(
         say: Told how far it is.
         clock: Seconds.
         cpu: Seconds of processor time of this process.
+        queued: Seconds that this thread was ready to run and did not.
 
     Raises:
         InvalidJob: The job has no batch.
@@ -147,7 +165,7 @@ def measure_core(
     sets = [_open(job, lanes_beside(job, lane)) for lane in first_lanes(job)]
     lines = [line for of_set in sets for line in of_set]
     filled = pass_start(lines, clock)
-    meter = _Meter(job, seconds, say, clock, cpu)
+    meter = _Meter(job, seconds, say, clock, cpu, queued)
     for of_set in sets:
         meter.make(of_set[0])  # imports and first calls
     left_out_s = clock() - begin
@@ -158,11 +176,9 @@ def measure_core(
         meter.run(_whole_lanes(job))
     found = meter.end()
     if not found.batches:
-        raise InvalidJob(
-            f"job {job.name!r} has no batch in any of its {job.lanes} lanes: lower lanes or the "
-            "batch size",
-            key="lanes",
-        )
+        order = KnownOrder(job)
+        order.count()
+        job.check_not_empty(order.numbering)
     found.left_out_s, found.filled = left_out_s, filled
     return found
 
@@ -218,9 +234,10 @@ class _Meter:
         say: Say,
         clock: Callable[[], float],
         cpu: Callable[[], float],
+        queued: Callable[[], float],
     ) -> None:
         self._job, self._seconds, self._say = job, seconds, say
-        self._clock, self._cpu = clock, cpu
+        self._clock, self._cpu, self._queued = clock, cpu, queued
         self._sizes: list[int] = []
         self._body = bytearray()  # pages that are in use already, as a worker's arena has them
         self.begin()
@@ -258,7 +275,7 @@ class _Meter:
         """Measure for the time that was asked for; False where a lane ends before, if not whole."""
         found, windows = self.found, self.found.windows
         last: dict[int, Line] = {}
-        cpu_began, began = self._cpu(), self._clock()
+        cpu_began, queued_began, began = self._cpu(), self._queued(), self._clock()
         window_began = now = began
         for line in lines:
             going = self.make(line)
@@ -281,6 +298,7 @@ class _Meter:
             else:
                 windows.append(rest)
         found.seconds, found.cpu_s = now - began, self._cpu() - cpu_began
+        found.queued_s = self._queued() - queued_began
         found.snapshot_bytes = max(map(_snapshot_bytes, last.values()), default=0)
         return True
 

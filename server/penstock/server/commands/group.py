@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from penstock.server.commands.check import check
-from penstock.server.commands.index import index
-from penstock.server.commands.init import init
-from penstock.server.commands.plan import plan
-from penstock.server.commands.schema import schema
-from penstock.server.commands.serve import serve
-from penstock.server.commands.show import show
-from penstock.server.commands.size import size
+from penstock.wire.programs import COMMANDS, unknown_command
+
+
+class OnDemand(MutableMapping[str, click.Command]):
+    """The commands by name, each imported when it is asked for.
+
+    A node would import for a fifth of its start what others measure and draw with.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, click.Command | None] = dict.fromkeys(COMMANDS["penstockd"])
+
+    def __getitem__(self, name: str) -> click.Command:
+        command = self._found[name]
+        if command is None:
+            module = importlib.import_module(f"penstock.server.commands.{name}")
+            command = self._found[name] = getattr(module, name)
+        assert command is not None
+        return command
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._found[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 class Commands(click.Group):
@@ -26,6 +50,14 @@ class Commands(click.Group):
 
     click and rich would exit with 1 there, which looks as if code of a role had exited.
     """
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; where there is none, say which program has it, or what was meant."""
+        if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            ctx.fail(unknown_command("penstockd", args[0], args[1:]))
+        return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Read the arguments; `--help` and `--version` print here."""
@@ -65,6 +97,7 @@ def output_is_closed() -> bool:
 
 @click.group(
     cls=Commands,
+    commands=OnDemand(),
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -84,14 +117,12 @@ def cli(context: click.Context) -> None:
     Before a large run:
       penstockd size penstock.yaml main --ranks 64 --tokens-per-s-per-rank 12000
 
-    A job file says where the data lies and how it becomes batches; docs/jobs.md explains every key.
+    A job file says where the data lies and how it becomes batches; docs/reference.md explains every
+    key.
     """  # noqa: D301 - \b is for click
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
         context.exit(2)
 
-
-for _command in (serve, init, check, show, index, plan, size, schema):
-    cli.add_command(_command)
 
 __all__ = ["cli"]

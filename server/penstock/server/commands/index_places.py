@@ -38,7 +38,7 @@ def indexes_of(job: Job, sets: Sequence[str], outputs: Sequence[str]) -> list[Wa
         outputs: Places that are given, see `places_of`.
 
     Raises:
-        InvalidRequest: A set or a place cannot be meant so.
+        InvalidRequest: A set or a place cannot be meant so, or a place would not last.
         InvalidJob: Nothing says where an index shall lie.
     """
     by_name = {roles.name: roles for roles in job.role_sets}
@@ -72,6 +72,14 @@ def indexes_of(job: Job, sets: Sequence[str], outputs: Sequence[str]) -> list[Wa
             f"--output NAME=URL with the name of a set ({', '.join(by_name)}), or the sets a plan",
             key="plan.index",
         )
+    for wanted in found:
+        if wanted.url.startswith("memory://"):
+            raise InvalidRequest(
+                f"{wanted.url!r} lies in the memory of this command, and would be gone when it "
+                "ends: give a path, or the URL of a store that outlives it",
+                field="output",
+                value=wanted.url,
+            )
     return found
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from penstock.server.commands.say import say
-from penstock.server.jobs.guess import BATCH_SIZE, Guess, guess
-from penstock.server.jobs.load import load
-from penstock.wire.errors import InvalidRequest
+from penstock.server.commands.try_out import try_out
+from penstock.server.jobs.assign import value_of
+from penstock.server.jobs.guess import BATCH_SIZE, IDS, Guess, guess
+from penstock.wire.errors import BadItem, InvalidRequest, PenstockError
 
 
 @click.command(short_help="Write a commented job file for your data.")
@@ -36,6 +38,15 @@ from penstock.wire.errors import InvalidRequest
     metavar="N",
     help="Batches of N items, padded where they are tokens, in place of packed rows.",
 )
+@click.option("--split", metavar="NAME", help="The split to read of a data set that has several.")
+@click.option(
+    "--source",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A parameter of the source, such as eos=50256 or dtype=uint16 for files of token ids; the "
+    "value is YAML. May be given several times.",
+)
 @click.option("--force", is_flag=True, help="Replace a file that is there already.")
 def init(
     files: tuple[str, ...],
@@ -44,13 +55,15 @@ def init(
     column: str | None,
     max_tokens: int | None,
     batch_size: int | None,
+    split: str | None,
+    options: tuple[str, ...],
     force: bool,
 ) -> None:
     """Write a commented job file for FILES: Parquet, JSON, CSV, text, Arrow, tars, token ids, URLs.
 
     Guesses the source, the column that holds the text, a tokenizer beside the data, and sizes that
-    suit the amount of it. The file is a start: it passes `penstockd check`, and every line is
-    yours to change.
+    suit the amount of it. What is written is tried out as `penstockd check` does it, with a few
+    items and batches, and every line is yours to change.
 
     Conversations (a column of role and content, or of from and value) are written by the chat
     template of the tokenizer's folder, with loss on the answers.
@@ -61,7 +74,9 @@ def init(
       penstockd init notes.jsonl --column body --max-tokens 4096 -o notes.yaml
       penstockd init chats.jsonl --tokenizer my-model/
       penstockd init 's3://bucket/corpus/*.jsonl' --tokenizer tokenizer.json
-      penstockd init photos/ --batch-size 32
+      penstockd init shards/ --batch-size 32
+      penstockd init saved/ --split train --tokenizer tokenizer.json
+      penstockd init train.bin --source dtype=uint16 --source eos=50256
     """  # noqa: D301 - \b is for click
     path = Path(output)
     if not path.absolute().parent.is_dir():
@@ -74,10 +89,46 @@ def init(
         column=column,
         max_tokens=max_tokens,
         batch_size=batch_size,
+        options=_source_options(options) | ({} if split is None else {"split": split}),
     )
     path.write_text(render(found, path.name), encoding="utf-8")
-    _ = load(str(path)).jobs["main"].log_id  # what we write, we can read
-    _say(found, output)
+    _say(found, output, _tried(found, path, output))
+
+
+def _source_options(options: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not (key.isidentifier() and equals):
+            raise InvalidRequest(
+                f"--source {option}: write KEY=VALUE, such as --source eos=50256",
+                field="source",
+                value=option,
+            )
+        found[key] = value_of(value, f"--source {key}")
+    return found
+
+
+def _tried(found: Guess, path: Path, output: str) -> dict[str, Any]:
+    """Return what a check says of the file; one that items fail is written again, to skip them.
+
+    Raises:
+        PenstockError: It fails the check: what is wrong is not for us to guess.
+    """
+    try:
+        try:
+            return try_out(path)
+        except BadItem as error:
+            found.on_item_error = "quarantine"
+            if not found.notes or "cannot be read" not in found.notes[0]:
+                found.notes.append(f"items fail: {_first_line(error.message)}")
+            path.write_text(render(found, path.name), encoding="utf-8")
+            return try_out(path)
+    except PenstockError as error:
+        raise error.reworded(
+            f"{output} is written, and fails its check: {error.message}; change it there, or write "
+            "a function: for these items, as docs/roles.md shows"
+        ) from error
 
 
 def _refuse_to_replace(path: Path, force: bool) -> None:
@@ -89,7 +140,13 @@ def _refuse_to_replace(path: Path, force: bool) -> None:
         )
 
 
-def _say(found: Guess, output: str) -> None:
+def _first_line(text: str) -> str:
+    """Return a text as a comment of the file can hold it."""
+    line = " ".join(text.split())
+    return line if len(line) <= 200 else line[:196] + " ..."
+
+
+def _say(found: Guess, output: str, tried: dict[str, Any]) -> None:
     items = f"{found.items:,} item{'' if found.items == 1 else 's'}"
     say(f"wrote {output}: {items}; lanes: {found.lanes}")
     shape = f"packed into rows of {found.max_tokens:,}"
@@ -118,9 +175,16 @@ def _say(found: Guess, output: str) -> None:
     else:
         columns = f"columns {_one_line(', '.join(found.columns))}, " if found.columns else ""
         say(f"  {columns}{found.batch_size or BATCH_SIZE:,} items to a batch, stacked as they are")
+    if found.left_out:
+        say(f"  left out: {_one_line(', '.join(found.left_out))}")
     for note in found.notes:
         say(f"  {note}")
-    say(f"next: penstockd check {output}")
+    say(
+        f"checked: {tried['items_run']:,} items and {tried['batches_run']:,} batches were made "
+        "twice, in another order and process: the same"
+    )
+    say(f"next: penstockd check {output}    how fast it is, what it costs")
+    say(f"      penstockd serve {output}")
 
 
 def render(found: Guess, name: str) -> str:
@@ -130,10 +194,10 @@ def render(found: Guess, name: str) -> str:
         f"# A penstock job file. Check it:  penstockd check {name}",
         f"# Look at a batch:                penstockd show {name} main --position 0 --text",
         f"# Serve it:                       penstockd serve {name}",
-        "# Paths are relative to this file. docs/jobs.md explains every key; for editors:",
+        "# Paths are relative to this file. docs/reference.md explains every key; for editors:",
         "#   penstockd schema > penstock.schema.json",
         "server:",
-        "  listen: 127.0.0.1:50051         # 0.0.0.0:50051 for trainers on other machines",
+        "  listen: 127.0.0.1:50051         # 0.0.0.0:50051, and tls, for other machines",
         "  metrics: 127.0.0.1:9090",
         # A store has one holder: job files of one folder, each with its own, can all be served.
         f"  store: {_text(store)}  # cursors and checkpoints: keep this file",
@@ -143,7 +207,7 @@ def render(found: Guess, name: str) -> str:
         "    seed: 0",
         f"    lanes: {found.lanes}  # cannot change later; chosen for {found.items:,} items",
         "    epochs: null  # endless",
-        "    on_item_error: stop  # or quarantine: leave out items that fail twice",
+        _on_item_error(found),
     ]
     lines += [f"    # {note}" for note in found.notes]
     lines += _source(found)
@@ -157,11 +221,20 @@ def render(found: Guess, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _on_item_error(found: Guess) -> str:
+    if found.on_item_error == "stop":
+        return "    on_item_error: stop  # or quarantine: leave out items that fail twice"
+    return "    on_item_error: quarantine  # items fail, see below; stop ends a lane there"
+
+
 def _processor(found: Guess) -> list[str]:
     if not found.gives_tokens:
         return []
     if found.ids_column is not None:
-        return ["    processor: identity  # tokenized already: items have input_ids"]
+        if found.ids_column == IDS:
+            return ["    processor: identity  # tokenized already: items have input_ids"]
+        renamed = f"{{type: identity, rename: {{{_text(found.ids_column)}: {IDS}}}}}"
+        return [f"    processor: {renamed}  # tokenized already"]
     head = ["    processor:"]
     tokenizer = [f"      tokenizer: {_text(found.tokenizer)}"]
     if found.chat_column is not None:
@@ -182,10 +255,9 @@ def _processor(found: Guess) -> list[str]:
 def _source(found: Guess) -> list[str]:
     lines = ["    source:"]
     lines += [f"      {key}: {_text(value)}" for key, value in found.source.items()]
-    wanted = found.ids_column or found.chat_column or found.text_column
-    if wanted is not None and found.gives_tokens and len(found.columns) > 1 and found.takes_columns:
-        left = ", ".join(column for column in found.columns if column != wanted)
-        lines.append(f"      columns: [{_text(wanted)}]  # left out: {_one_line(left)}")
+    if found.left_out and found.takes_columns and "columns" not in found.source:
+        read, left = ", ".join(map(_text, found.read_columns)), ", ".join(found.left_out)
+        lines.append(f"      columns: [{read}]  # left out: {_one_line(left)}")
     return lines
 
 

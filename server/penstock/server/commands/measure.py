@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from penstock.server.allocator import chosen
 from penstock.server.commands import purity
+from penstock.server.commands.left_behind import left_behind
 from penstock.server.commands.memory import NodeMemory, node_memory
 from penstock.server.commands.pace import lanes_beside, pace
 from penstock.server.commands.parts import PartShare, part_shares
@@ -24,12 +26,14 @@ from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.forecast.planned_figures import check_fits
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Filtered, Items, Outcome
+from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.line import Computed, Line
 from penstock.server.pipeline.verdicts import Quarantined
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.server.roles.batchers import PoolPackingBatcher, SimpleBatcher
 from penstock.server.roles.distributors import MapDistributor
+from penstock.server.roles.reading import MOST_AMPLIFICATION
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.wire import frame
@@ -100,10 +104,12 @@ class Measured:
             the lane ends before, and the efficiency is that of its first batches.
         pool_filled: The pool had been filled before these; None if the batcher has none.
         per_second: Samples and, where they are counted, tokens per second of one process alone.
+        ranges: Of the same the slowest and the fastest of some windows; empty = too few batches.
         workers: Processes that the node would have here.
         together: As many processes at the same time, as far as there is work for each.
         reading: How a window of storage blocks is read, or None if there are none.
         memory: What the node takes while it serves this job.
+        allocator: The library that its workers have for malloc; None = the system's.
         shares: Which part of all batches each set of roles makes, in a joint job; of others empty.
         warnings: Sentences; nothing is wrong, but something may surprise.
         sample: The first sample as text.
@@ -128,10 +134,12 @@ class Measured:
     paced_batches: int = 0
     pool_filled: bool | None = None
     per_second: dict[str, float] = field(default_factory=dict)
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     workers: int = 1
     together: Together = field(default_factory=Together)
     reading: WindowRead | None = None
     memory: NodeMemory | None = None
+    allocator: str | None = None
     shares: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     sample: str = ""
@@ -182,6 +190,7 @@ def examine(
         epochs=job.epochs,
         epoch_draws=_epoch_draws(job),
         workers=workers,
+        allocator=None if (allocator := chosen()) is None else str(allocator),
         shares=job.shares(),
     )
     for roles in job.role_sets:
@@ -221,6 +230,10 @@ def examine(
     seconds, timed = (watch.seconds, more) if more else (first, ones)
     for stage in ("collate", "encode"):
         found.ms[f"{stage} per batch"] = 1000 * seconds[stage] / max(1, timed)
+    if not batches and job.epochs is not None:
+        known = KnownOrder(job, items)
+        known.count(is_enough=lambda: known.numbering.least > 0)
+        job.check_not_empty(known.numbering)
     _count_batches(found, batches)
     good = [
         ref for ref, out in zip(refs, outcomes, strict=True) if not isinstance(out, Quarantined)
@@ -239,7 +252,7 @@ def examine(
         batch_bytes=found.bytes_per_batch,
     )
     found.together = together()
-    found.warnings = _warnings(job, found)
+    found.warnings = [*left_behind(job, outcomes, batches), *_warnings(job, found)]
 
     ours = {
         "log_id": found.log_id,
@@ -402,7 +415,7 @@ def _measure_pace(found: Measured, lines: Sequence[Line], least: int) -> None:
         every += [Line(line.job, lane, line.items) for lane in beside]
     past = pace(every, least)
     found.paced_batches, found.pool_filled = past.batches, past.past
-    found.per_second = past.per_second()
+    found.per_second, found.ranges = past.per_second(), past.ranges()
     if past.batches:
         found.efficiency = past.efficiency
 
@@ -464,6 +477,13 @@ def _warnings(job: Job, found: Measured) -> list[str]:
                 f"shuffle: none has each of {found.workers} workers read and decode all "
                 f"{reading.all_blocks:,} storage blocks, since all lanes go through them together: "
                 "shuffle: blocks reads each once, and workers: 1 does with this order"
+            )
+        elif reading.groups and (reading.amplification(found.workers) or 0) > MOST_AMPLIFICATION:
+            warnings.append(
+                f"{found.workers} workers read the {reading.all_blocks:,} storage blocks "
+                f"{reading.amplification(found.workers):.2f} times in an epoch, since two read "
+                "each that lies on a border between them: smaller blocks, such as row groups of "
+                "fewer rows, are read once"
             )
     if found.together.why_not:
         warnings.append(

@@ -16,8 +16,10 @@ from typing import Any
 from penstock.server.job import Job
 from penstock.server.node import dispatch
 from penstock.server.node.ahead import CHEAP_S, made_ahead
+from penstock.server.node.counting import count_processes
 from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
 from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
+from penstock.server.pipeline.kept import kept_bytes
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.reading import Reading
 from penstock.server.sources.cache import FREE_BYTES
@@ -42,6 +44,9 @@ DECODING_BLOCKS = 1
 SAMPLES_SPREAD = 2
 """Memory that malloc keeps for samples, by what they take at a time."""
 
+TOKEN_BYTES = 4
+"""Of a token, where no sample was seen."""
+
 BATCHES_SPREAD = 1.5
 """Shared memory that several workers have touched, by what is in use at a time: not all of them
 hold most at the same moment."""
@@ -56,10 +61,13 @@ class NodeMemory:
         processes: The server process and the workers, before they have read anything.
         blocks: Decoded storage blocks, and what decoding takes, in all workers.
         samples: Samples that wait to be batched, and those that batches are made of.
+        pieces: Processed samples of which the lanes of planned jobs have further pieces to come.
         plans: Packed windows of planned jobs and blocks of their indexes, in all workers.
         kept: Batches that are kept for late readers.
         reader: Batches that one reader fetches ahead, and those made for it beyond that.
         ready: Batches where readers are slower than the node: `ready_bytes` of them.
+        counting: The processes that count a finite job whose length somebody asks for, with the
+            blocks and samples that they hold.
         keeping_up: All of it while readers take what is made, without `reader`.
         stalled: All of it when they do not.
     """
@@ -72,16 +80,23 @@ class NodeMemory:
     kept: float
     reader: float
     ready: float
+    counting: float = 0.0
+    pieces: float = 0.0
+
+    @property
+    def _working(self) -> float:
+        working = self.processes + self.blocks + self.samples + self.pieces
+        return working + self.plans + self.counting
 
     @property
     def keeping_up(self) -> float:
         """Return what it takes while readers keep up, without `reader`."""
-        return self.processes + self.blocks + self.samples + self.plans + self.kept
+        return self._working + self.kept
 
     @property
     def stalled(self) -> float:
         """Return what it takes when they do not keep up."""
-        return self.processes + self.blocks + self.samples + self.plans + self.ready
+        return self._working + self.ready
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values, rounded to 0.1 MiB."""
@@ -122,19 +137,35 @@ def node_memory(
         dispatch.AHEAD_PER_WORKER, dispatch.AHEAD_BYTES, batch_bytes, ticket_s=CHEAP_S / 2
     )
     ahead = min(ready_bytes, (fitting_ahead(batch_bytes) + beyond) * batch_bytes)
+
+    def blocks(processes: int) -> float:
+        reading = processes * READING_MIB * _has_blocks(job)
+        return _blocks_bytes(job, processes, groups_share) / MIB + reading
+
+    waiting = SAMPLES_SPREAD * _waiting_bytes(job, sample_bytes, lanes_share) / MIB
+    counts = count_processes(workers) if job.needs_counting else 0
     return NodeMemory(
         workers=workers,
         processes=SERVER_MIB + packages + workers * worker,
-        blocks=_blocks_bytes(job, workers, groups_share) / MIB
-        + workers * READING_MIB * _has_blocks(job),
-        samples=SAMPLES_SPREAD
-        * _samples_bytes(job, workers, sample_bytes, batch_bytes, lanes_share)
-        / MIB,
+        blocks=blocks(workers),
+        samples=SAMPLES_SPREAD * workers * batch_bytes / MIB + waiting,
         plans=workers * _plans_bytes(job) / MIB,
         kept=spread * kept / MIB,
         reader=spread * ahead / MIB,
         ready=spread * ready_bytes / MIB,
+        counting=counts * worker + blocks(counts) + waiting if counts else 0.0,
+        pieces=_pieces_bytes(job, workers, sample_bytes, lanes_share) / MIB,
     )
+
+
+def _pieces_bytes(job: Job, workers: int, sample_bytes: float, share: float) -> float:
+    """Return the bytes of processed samples that planned lanes keep, in all workers."""
+    logs = [roles.planned for roles in job.role_sets if roles.keeps_pieces]
+    kept = 0.0
+    for log in logs:
+        if log is not None and (tokens := log.kept_tokens()):
+            kept += share * tokens * (sample_bytes / log.mean_tokens or TOKEN_BYTES)
+    return min(kept, workers * kept_bytes(workers))
 
 
 def _plans_bytes(job: Job) -> float:
@@ -168,11 +199,8 @@ def _blocks_bytes_read(roles: RoleSet, reading: Reading, workers: int, share: fl
     return workers * (each + DECODING_BLOCKS * block)
 
 
-def _samples_bytes(
-    job: Job, workers: int, sample_bytes: float, batch_bytes: float, share: float
-) -> float:
-    """Return the bytes of samples in all workers."""
-    making = workers * batch_bytes
+def _waiting_bytes(job: Job, sample_bytes: float, share: float) -> float:
+    """Return the bytes of samples that wait, in all workers."""
     ahead = max(1, min(LOOK_AHEAD, int(AHEAD_BYTES / max(1.0, sample_bytes))))
     held = 0
     for roles in job.role_sets:
@@ -182,7 +210,7 @@ def _samples_bytes(
         size = getattr(roles.batcher, "batch_size", 1)
         # What a lane has left of items processed together, after batches of that size.
         held += roles.lanes * (pool + ahead - gcd(ahead, size))
-    return making + share * held * sample_bytes
+    return share * held * sample_bytes
 
 
 __all__ = ["NodeMemory", "node_memory"]

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from penstock.server.job import Job
 from penstock.server.pipeline.line import Line
@@ -22,6 +23,12 @@ every sample of the first has left (the oldest opens each row), the third is for
 
 MAX_BATCHES, MAX_SECONDS = 64, 5.0
 """Enough batches for two digits; a job of slow batches is measured by fewer of them."""
+
+WINDOWS = 8
+"""Windows whose rates are compared, to tell how noisy a measurement was."""
+
+RATES = ("tokens", "samples")
+"""What rates are of, where it is counted."""
 
 MAX_PASSING_S = 20.0
 """Seconds for that start: a pool of many large items is not waited for, and the output says so.
@@ -40,12 +47,14 @@ class Pace:
         batches: Batches that were made.
         seconds: What they took, from the source's bytes to the body, in one process.
         counts: Sums of their counts, padding batches of quarantine included.
+        marks: After each batch the seconds, and the sums of tokens and samples.
     """
 
     past: bool | None = None
     batches: int = 0
     seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
+    marks: list[tuple[float, int, int]] = field(default_factory=list)
 
     @property
     def efficiency(self) -> float | None:
@@ -59,11 +68,24 @@ class Pace:
         """Return samples and, where they are counted, tokens per second of one process."""
         if not self.seconds:
             return {}
-        return {
-            name: self.counts[name] / self.seconds
-            for name in ("tokens", "samples")
-            if self.counts[name]
-        }
+        return {name: self.counts[name] / self.seconds for name in RATES if self.counts[name]}
+
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Return the slowest and the fastest of some windows of batches; empty of too few."""
+        each = len(self.marks) // WINDOWS
+        if not each:
+            return {}
+        ends = [(0.0, 0, 0), *self.marks[each - 1 :: each]][: WINDOWS + 1]
+        found: dict[str, tuple[float, float]] = {}
+        for number, name in enumerate(RATES, start=1):
+            rates = [
+                (end[number] - begin[number]) / (end[0] - begin[0])
+                for begin, end in pairwise(ends)
+                if end[0] > begin[0]
+            ]
+            if self.counts[name] and rates:
+                found[name] = (min(rates), max(rates))
+        return found
 
 
 def lanes_beside(job: Job, lane: int) -> list[int]:
@@ -123,6 +145,7 @@ def make_batches(
         found.counts.update(made.counts)
         found.batches += 1
         found.seconds = clock() - begin
+        found.marks.append((found.seconds, found.counts["tokens"], found.counts["samples"]))
         if enough(found):
             break
     return found

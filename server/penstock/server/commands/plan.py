@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 
 import click
@@ -136,7 +138,9 @@ def plan(
     finally:
         built.close()
     if html is not None:
-        _write(html, page(found))
+        now = datetime.now(UTC)
+        by = f"penstock {metadata.version('penstock')}"
+        _write(html, page(found, f"{by}, job {job} of {file}, {now:%Y-%m-%d %H:%M} UTC"))
     if as_json:
         click.echo(json.dumps(found.to_json()))
     else:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from penstock.server.commands.plan_text import bar_name, headline, rows
-from penstock.server.commands.plots import Series, columns, line, lying
+from penstock.server.commands.plots import Axes, Series, band, columns, line, lying
+from penstock.server.forecast.along import Along
 from penstock.server.forecast.report import PlanReport, Ranks
 
 STYLE = """
@@ -30,6 +31,7 @@ svg .name { fill: var(--ink); } svg .end { text-anchor: end; } svg .mid { text-a
 .grid { stroke: var(--rule); stroke-width: 1; }
 .mark { stroke: var(--mark); stroke-width: 2; }
 .s0 { fill: var(--s0); } .s1 { fill: var(--s1); } .s2 { fill: var(--s2); }
+.b0 { fill: var(--s0); opacity: .2; }
 .l0 { fill: none; stroke: var(--s0); stroke-width: 2; }
 .key { display: inline-block; width: .75rem; height: .75rem; margin-right: .35rem; }
 .key + span { margin-right: 1rem; }
@@ -44,8 +46,13 @@ th { font-weight: 600; } th:first-child, td:first-child { text-align: left; }
 """
 
 
-def page(report: PlanReport) -> str:
-    """Return the report as HTML."""
+def page(report: PlanReport, made: str = "") -> str:
+    """Return the report as HTML.
+
+    Args:
+        report: The report.
+        made: Of which file, by which version, and when.
+    """
     title = f"Plan of {report.job}"
     data = json.dumps(report.to_json()).replace("<", "\\u003c")
     notes = "".join(f"<p>Note: {escape(note)}.</p>" for note in report.notes)
@@ -55,7 +62,7 @@ def page(report: PlanReport) -> str:
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
         f"<h1>{escape(title)}</h1>\n"
         f'<p class="dim">{escape(headline(report))}.<br>'
-        f"Log id <code>{report.log_id}</code></p>\n"
+        f"Log id <code>{report.log_id}</code>{f'<br>{escape(made)}' if made else ''}</p>\n"
         f'<div class="scroll">{_table(("", ""), rows(report), "figures", head=False)}</div>\n'
         f"{notes}\n"
         f'<div class="plots">{"".join(_sections(report))}</div>\n'
@@ -77,6 +84,9 @@ def _sections(report: PlanReport) -> Iterator[str]:
         yield _skews("Cost skew at each micro batch, by ranks", about, skewed, "micro")
         about = "By how much the most expensive rank exceeds the mean, over a whole step."
         yield _skews("Cost skew over a step, by ranks", about, skewed, "step")
+    for kind, found in report.along.items():
+        if found is not None:
+            yield _along(kind, found)
     if len(report.other_lanes) > 1:
         yield _lanes(report)
 
@@ -94,7 +104,12 @@ def _lengths(report: PlanReport) -> str:
     return _section(
         "Samples by their tokens",
         "A piece of a split sample counts as one.",
-        columns("How many samples have how many tokens", names, [Series("samples", heights)]),
+        columns(
+            "How many samples have how many tokens",
+            names,
+            [Series("samples", heights)],
+            Axes("tokens of a sample, from", "samples"),
+        ),
         _table(("tokens", "samples"), ((bar_name(bar), f"{bar.height:,}") for bar in report.bars)),
     )
 
@@ -138,9 +153,35 @@ def _skews(title: str, about: str, ranks: Sequence[Ranks], which: str) -> str:
         f'<span class="key" style="background:var(--s{number})"></span><span>{escape(kind)}</span>'
         for number, kind in enumerate(kinds)
     )
-    plot = columns(title, names, series, "%")
+    plot = columns(title, names, series, Axes("ranks", "cost above the mean"), "%")
     heads = ("ranks", "cost", "mean", "p95", "max")
     return _section(title, about, f"<p>{key}</p>{plot}", _table(heads, table))
+
+
+def _along(kind: str, found: Along) -> str:
+    names = [f"{step:,}" for step in found.firsts]
+    return _section(
+        f"Cost of a step along the run: {kind}",
+        "The mean of neighbouring steps, between the cheapest and the most expensive of them; 100% "
+        "is the mean of all.",
+        band(
+            f"Cost of a step along the run, {kind}",
+            names,
+            found.mean,
+            found.least,
+            found.most,
+            Axes("step", "cost of a step, by the mean of all"),
+        ),
+        _table(
+            ("from step", "mean", "min", "max"),
+            [
+                (name, f"{mean:.1%}", f"{least:.1%}", f"{most:.1%}")
+                for name, mean, least, most in zip(
+                    names, found.mean, found.least, found.most, strict=True
+                )
+            ],
+        ),
+    )
 
 
 def _lanes(report: PlanReport) -> str:
@@ -161,7 +202,9 @@ def _lanes(report: PlanReport) -> str:
     return _section(
         "Packing efficiency by lanes",
         f"The job has {report.lanes:,}; another number is another log.",
-        line("Packing efficiency by lanes", names, heights) if planned else "",
+        line("Packing efficiency by lanes", names, heights, Axes("lanes", "packing efficiency"))
+        if planned
+        else "",
         _table(("lanes", "batches", "efficiency", "padding"), table),
     )
 

@@ -76,6 +76,9 @@ def rows(report: PlanReport) -> Iterator[tuple[str, str]]:
     for reason, number in report.counted("batcher").items():
         if number:
             yield f"batcher: {plain(reason)}", f"{number:,}"
+    if (processing := report.processing) is not None:
+        kept = f"lanes keep up to {processing.kept:,} tokens for it"
+        yield "samples processed", f"{processing.times:.2f} times; {kept}"
     if report.held:
         yield "held at the end", counted(report.held, "sample")
     whole = sum(tokens for _, tokens in report.sources.values())

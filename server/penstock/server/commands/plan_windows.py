@@ -19,9 +19,9 @@ from penstock.server.job import Job
 from penstock.server.jobs.definition import decode
 from penstock.server.node.aside import Began, attend, end_aside, short_status, start_aside
 from penstock.server.node.start import Process
-from penstock.server.resources import usable_cpus
 from penstock.server.role_set import RoleSet
 from penstock.wire.errors import Internal, JobChanged, decode_error
+from penstock.wire.resources import usable_cpus
 
 LEAST_SAMPLES = 2_000_000
 """Below this, one process takes a second or two, as long as others take to start."""

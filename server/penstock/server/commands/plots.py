@@ -11,8 +11,22 @@ from html import escape
 from typing import NamedTuple
 
 WIDTH, HEIGHT = 360, 220
-LEFT, RIGHT, TOP, BOTTOM = 48, 8, 10, 38
-"""Margins around the drawing: numbers stand to the left of it, names below."""
+LEFT, RIGHT, TOP, BOTTOM = 48, 8, 26, 44
+"""Margins around the drawing: numbers stand to the left of it, names below, and what both axes are
+of above it and at the bottom."""
+
+
+class Axes(NamedTuple):
+    """What the axes are of.
+
+    Attributes:
+        across: What the names below are.
+        up: What the heights are.
+    """
+
+    across: str
+    up: str
+
 
 LINE = 22
 """Between two horizontal bars."""
@@ -32,13 +46,16 @@ class Series(NamedTuple):
     marks: Sequence[float | None] = ()
 
 
-def columns(title: str, names: Sequence[str], series: Sequence[Series], unit: str = "") -> str:
+def columns(
+    title: str, names: Sequence[str], series: Sequence[Series], axes: Axes, unit: str = ""
+) -> str:
     """Return upright bars, those of one name side by side.
 
     Args:
         title: What is drawn, for those who do not see it.
         names: What stands below the bars; as many of them as there is room for.
         series: What is drawn.
+        axes: What the axes are of.
         unit: `%` shows shares as percentages.
     """
     every = [height for each in series for height in (*each.heights, *each.marks)]
@@ -64,11 +81,55 @@ def columns(title: str, names: Sequence[str], series: Sequence[Series], unit: st
                     f'<line class="mark" x1="{x:.1f}" x2="{x + bar - 1:.1f}" '
                     f'y1="{at:.1f}" y2="{at:.1f}"/>'
                 )
-    drawn += _names(names, slot)
+    drawn += [*_names(names, slot), *_axes(axes)]
     return _svg(title, drawn, HEIGHT)
 
 
-def line(title: str, names: Sequence[str], heights: Sequence[float | None], unit: str = "") -> str:
+def band(
+    title: str,
+    names: Sequence[str],
+    mean: Sequence[float],
+    least: Sequence[float],
+    most: Sequence[float],
+    axes: Axes,
+) -> str:
+    """Return a line of means in the band between the least and the most; from 0 up.
+
+    Args:
+        title: What is drawn, for those who do not see it.
+        names: What stands below the points; as many of them as there is room for.
+        mean: The line, in shares of 1.
+        least: The lower edge of the band.
+        most: Its upper edge.
+        axes: What the axes are of.
+    """
+    top = _round_up(max(most, default=1.0))
+    slot = (WIDTH - LEFT - RIGHT) / max(1, len(names))
+
+    def points(heights: Sequence[float]) -> list[str]:
+        return [
+            f"{LEFT + (place + 0.5) * slot:.1f},{_y(height, top):.1f}"
+            for place, height in enumerate(heights)
+        ]
+
+    area = " ".join([*points(most), *reversed(points(least))])
+    drawn = [
+        *_grid(top, "%"),
+        f'<polygon class="b0" points="{area}"/>',
+        f'<polyline class="l0" points="{" ".join(points(mean))}"/>',
+        *_names(names, slot),
+        *_axes(axes),
+    ]
+    return _svg(title, drawn, HEIGHT)
+
+
+def line(
+    title: str,
+    names: Sequence[str],
+    heights: Sequence[float | None],
+    axes: Axes,
+    unit: str = "",
+) -> str:
     """Return points that a line joins; arguments as for `columns`."""
     known = [height for height in heights if height is not None]
     top, floor = max(known, default=1.0), min(known, default=0.0)
@@ -87,7 +148,7 @@ def line(title: str, names: Sequence[str], heights: Sequence[float | None], unit
         drawn.append(
             f'<circle class="s0" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{said}</title></circle>'
         )
-    drawn += _names(names, slot)
+    drawn += [*_names(names, slot), *_axes(axes)]
     return _svg(title, drawn, HEIGHT)
 
 
@@ -114,7 +175,8 @@ def lying(title: str, names: Sequence[str], heights: Sequence[float], said: Sequ
 def shown(height: float, unit: str) -> str:
     """Return a height as it stands at an axis."""
     if unit == "%":
-        return f"{height:.1%}" if 0 < height < 0.1 else f"{height:.0%}"
+        digits = 2 if 0 < height < 0.01 else 1 if 0 < height < 0.1 else 0
+        return f"{height:.{digits}%}"
     if height == int(height):
         for power, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
             if height >= power:
@@ -149,6 +211,13 @@ def _names(names: Sequence[str], slot: float) -> Iterator[str]:
         yield f'<text class="mid" x="{x:.1f}" y="{y}">{escape(names[place])}</text>'
 
 
+def _axes(axes: Axes) -> Iterator[str]:
+    """Yield what the axes are of: above the one, and below the other."""
+    yield f'<text class="name" x="0" y="12">{escape(axes.up)}</text>'
+    below = HEIGHT - 6
+    yield f'<text class="name end" x="{WIDTH - RIGHT}" y="{below}">{escape(axes.across)}</text>'
+
+
 def _y(height: float, top: float) -> float:
     return HEIGHT - BOTTOM - height / top * (HEIGHT - BOTTOM - TOP) if top else HEIGHT - BOTTOM
 
@@ -171,4 +240,4 @@ def _cut(name: str) -> str:
     return name if len(name) <= 28 else name[:27] + "…"
 
 
-__all__ = ["Series", "columns", "line", "lying", "shown"]
+__all__ = ["Axes", "Series", "band", "columns", "line", "lying", "shown"]

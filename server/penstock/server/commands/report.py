@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+
 from penstock.server.commands.say import say
+from penstock.server.said import Printed
 from penstock.wire.errors import PenstockError
 from penstock.wire.terminal import plain, plain_lines
 
@@ -12,7 +16,11 @@ def report(error: PenstockError) -> None:
     for frames in getattr(error, "__notes__", ()):
         say(plain_lines(frames.rstrip("\n")), error=True)
     sentence = " ".join(error.message.split())  # libraries' reasons may have lines of their own
-    say(f"penstockd: error: {plain(sentence)} [{error.code}]", error=True)
+    line = f"penstockd: error: {plain(sentence)} [{error.code}]"
+    if isinstance(sys.stderr, Printed):  # it would be a warning, as what any code prints
+        logging.getLogger("penstock").error("%s", line)
+    else:
+        say(line, error=True)
 
 
 __all__ = ["report"]

@@ -23,10 +23,12 @@ def _setting(name: str, metavar: str) -> Callable[[FunctionT], FunctionT]:
 @click.command()
 @click.argument("file")
 @_setting("listen", "ADDRESS")
+@_setting("insecure", "BOOL")
 @_setting("metrics", "ADDRESS")
 @_setting("store", "URL")
 @_setting("hash_cache", "FOLDER")
 @_setting("workers", "N")
+@_setting("allocator", "NAME")
 @_setting("ready_bytes", "BYTES")
 @_setting("log_format", "FORMAT")
 @_setting("log_level", "LEVEL")
@@ -49,14 +51,29 @@ def serve(
     \b
     Examples:
       penstockd serve penstock.yaml
-      penstockd serve penstock.yaml --listen 0.0.0.0:50051 --workers 16
+      penstockd serve penstock.yaml --listen unix:/run/node.sock --workers 16
       PENSTOCK_STORE=sqlite:////data/penstock.db penstockd serve penstock.yaml
     """  # noqa: D301 - \b is for click
     config = load(file, overrides=flags, assignments=assignments)
-    # Here and not above: the other commands need no gRPC, and start faster without.
-    from penstock.server.app import run
+    # Here and not above: the other commands need none of it, and start faster without. First the
+    # workers, which follow this process's log: they import while this process does.
+    from penstock.server.node.early import start_early
+    from penstock.server.said import decide
 
-    return run(config, exit_when_unused=exit_when_unused)
+    decide(config.server.log_format, config.server.log_level)
+    if config.server.tls is not None:
+        # Before gRPC is imported, which reads them once, and before workers are started, which
+        # would be started anew in another environment.
+        from penstock.server.tls import choose_ciphers
+
+        choose_ciphers(config.server.tls)
+    with start_early(config.server.worker_count, config.imports) as early:
+        from penstock.server.logs import configure
+
+        configure(config.server.log_format, config.server.log_level)
+        from penstock.server.app import run
+
+        return run(config, exit_when_unused=exit_when_unused, early=early)
 
 
 __all__ = ["serve"]

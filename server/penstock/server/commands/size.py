@@ -28,8 +28,8 @@ from penstock.server.commands.sizing import (
 from penstock.server.commands.together import Together, measure_together
 from penstock.server.job import Job
 from penstock.server.jobs.load import Config, load
-from penstock.server.resources import usable_cpus, usable_memory_bytes
 from penstock.wire.errors import InvalidRequest
+from penstock.wire.resources import usable_cpus, usable_memory_bytes
 
 
 class Finite(click.FloatRange):

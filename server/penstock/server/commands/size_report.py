@@ -26,6 +26,10 @@ IDLE = 0.7
 """Processor time by time below which a worker counts as one that waits."""
 
 
+BUSY = 0.1
+"""A share of the time in which others had the core, above which rates are told to be too low."""
+
+
 @dataclass(frozen=True)
 class Found:
     """All that the command prints.
@@ -86,6 +90,7 @@ class Found:
                 "whole_lanes": measured.whole_lanes,
                 "pools_filled": measured.filled,
                 "cpu_s": round(measured.cpu_s, 2),
+                "queued_s": round(measured.queued_s, 2),
             },
             "core": {
                 **{f"{name}_per_s": round(value, 3) for name, value in self.rate._asdict().items()},
@@ -150,11 +155,7 @@ def notes_of(found: Found) -> Iterator[str]:
             f"a worker keeps {found.core.cores:.1f} cores busy: roles or libraries start threads "
             "of their own"
         )
-    elif measured.cpu_s < IDLE * measured.seconds:
-        yield (
-            f"the core was idle {1 - measured.cpu_s / measured.seconds:.0%} of the time, waiting "
-            "for the source or for a role: more workers than cores make use of that"
-        )
+    yield from notes_of_core(measured)
     if found.together.why_not:
         yield f"what workers give together was not measured: {found.together.why_not}"
     elif not found.together.processes:
@@ -172,6 +173,25 @@ def notes_of(found: Found) -> Iterator[str]:
         )
     if size.lanes != found.has:
         yield "lanes and reading groups are part of the log id: set them before a run begins"
+
+
+def notes_of_core(measured: CoreRate) -> Iterator[str]:
+    """Yield sentences about a core that waited, or that other programs used.
+
+    A process that is ready to run and does not get a processor uses no processor time either, and
+    more workers would only make it wait longer.
+    """
+    used_s = measured.cpu_s + measured.queued_s
+    if used_s < IDLE * measured.seconds:
+        yield (
+            f"the core was idle {1 - used_s / measured.seconds:.0%} of the time, waiting for the "
+            "source or for a role: more workers than cores make use of that"
+        )
+    if measured.queued_s > BUSY * measured.seconds:
+        yield (
+            f"other programs had the core {measured.queued_s / measured.seconds:.0%} of the time, "
+            "so these rates are too low: measure on a machine that does nothing else"
+        )
 
 
 # --- for people -----------------------------------------------------------------------------------
@@ -288,4 +308,4 @@ def _gib(nbytes: float) -> str:
     return f"{_rounded(nbytes / 2**30, 2)} GiB"
 
 
-__all__ = ["Found", "notes_of", "render"]
+__all__ = ["Found", "notes_of", "notes_of_core", "render"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.server.commands.memory import MIB, NodeMemory
-from penstock.server.job import MAX_LANES
 from penstock.wire.errors import InvalidRequest
+from penstock.wire.order import MAX_LANES
 
 HEAD_ROOM = 1.25
 """Workers beyond what the rate needs: readers find batches ready, and after a restart a node

@@ -21,6 +21,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.server.allocator import preloaded, withdraw
 from penstock.server.commands.pace import Pace, lanes_beside, make_batches, pass_start
 from penstock.server.commands.progress import Say, silent
 from penstock.server.environment import worker_environment
@@ -120,7 +121,7 @@ class _Process:
             self._said = self._stack.enter_context(tempfile.TemporaryFile())
             self._process = subprocess.Popen(
                 [*self._command, str(theirs.fileno()), *self._assignments],
-                env=worker_environment(os.environ),
+                env=preloaded(worker_environment(os.environ)),
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
                 stderr=self._said,
@@ -203,6 +204,7 @@ def _say(channel: socket.socket, answer: dict[str, Any]) -> None:
 
 
 def _main(target: str, name: str, lane: str, descriptor: str, *assignments: str) -> None:
+    withdraw()
     with socket.socket(fileno=int(descriptor)) as channel:
         try:
             job = load(target, assignments=assignments).job(name)

@@ -11,9 +11,13 @@ SIZES = (
     "size:smaller",
     "size:smaller_tokens",
     "size:cut_tokens",
+    "size:put_off",
+    "size:later",
+    "size:later_tokens",
 )
-"""Samples whose sizes were not as they were told, and by how many tokens; and the tokens that a
-sample which was planned in pieces has beyond the last of them."""
+"""Samples whose sizes were not as they were told, and by how many tokens; the tokens that a sample
+which was planned in pieces has beyond the last of them; and samples that did not fit into their
+batches, and those of them, with their tokens, that came in later ones."""
 
 RETRIES = ("unavailable", "second_try")
 """Why something was tried again: an error that may be temporary; an item that failed once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice, repeat
 from typing import Any, NamedTuple, TypeVar
@@ -93,6 +93,15 @@ class BatchPlan(NamedTuple):
         rows: The rows, each a list of sample refs.
         role_set: The number of the job's set of roles that the batch is made by.
         accounting: What was counted on the way to it since the batch before it: names and numbers.
+        later: Samples that come here from another row, or from a batch before, with the number of
+            the row that each joins.
+        before: The plans of the lane's batches before it whose samples may come here; None = that
+            is decided: `later` has all.
+        is_last: It is known to be the last batch of its lane; told only where samples may come
+            later.
+        again: Those of its items that later batches of the lane hold other pieces of, where the
+            planner says so: whoever goes on with the lane keeps what processing them gave. It
+            decides no byte, and stays in the process that has planned the batch.
     """
 
     lane: int
@@ -100,6 +109,10 @@ class BatchPlan(NamedTuple):
     rows: Rows
     role_set: int = 0
     accounting: tuple[tuple[str, int], ...] = ()
+    later: tuple[tuple[int, SampleRef], ...] = ()
+    before: tuple[BatchPlan, ...] | None = None
+    is_last: bool = False
+    again: frozenset[ItemRef] = frozenset()
 
     @property
     def samples(self) -> int:
@@ -109,12 +122,24 @@ class BatchPlan(NamedTuple):
     def to_json(self) -> list[Any]:
         """Return `[lane, offset, rows]`, the rows as columns.
 
-        Then the number of the set of roles and the accounting, where there is any.
+        Then the number of the set of roles and the accounting, where there is any; and an object
+        with `later`, `before` and `last`, those of them that say something.
         """
         rows = _rows_to_json(self.rows)
-        counted = [list(map(list, self.accounting))] if self.accounting else []
+        late = self._late_to_json()
+        counted = [list(map(list, self.accounting))] if self.accounting or late else []
         named = [self.role_set] if self.role_set or counted else []
-        return [self.lane, self.offset, rows, *named, *counted]
+        return [self.lane, self.offset, rows, *named, *counted, *([late] if late else [])]
+
+    def _late_to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.later:
+            found["later"] = [[row, ref.to_json()] for row, ref in self.later]
+        if self.before is not None:
+            found["before"] = [plan.to_json() for plan in self.before]
+        if self.is_last:
+            found["last"] = True
+        return found
 
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> BatchPlan:
@@ -122,8 +147,17 @@ class BatchPlan(NamedTuple):
         lane, offset, rows, *more = data
         refs = _rows_from_json(rows)
         role_set = more[0] if more else 0
-        counted = more[1] if len(more) > 1 else ()
-        return cls(lane, offset, refs, role_set, tuple((name, n) for name, n in counted))
+        counted = tuple((name, n) for name, n in more[1]) if len(more) > 1 else ()
+        found = cls(lane, offset, refs, role_set, counted)
+        return found._with_late(more[2]) if len(more) > 2 else found
+
+    def _with_late(self, late: Mapping[str, Any]) -> BatchPlan:
+        before = late.get("before")
+        return self._replace(
+            later=tuple((row, SampleRef.from_json(ref)) for row, ref in late.get("later", ())),
+            before=None if before is None else tuple(map(BatchPlan.from_json, before)),
+            is_last=late.get("last", False),
+        )
 
 
 def _rows_to_json(rows: Rows) -> list[Any]:

@@ -13,6 +13,7 @@ import io
 import re
 from collections.abc import Iterator
 
+from penstock.server.core.allocation import is_impossible
 from penstock.wire.errors import PenstockError, SourceUnavailable
 
 _REMOTE = (
@@ -64,10 +65,10 @@ _MAX_CHAIN = 20
 def is_transient(error: BaseException, *, reading: bool = False) -> bool:
     """Tell whether an error may be temporary, and so says nothing about the bytes.
 
-    Time-outs, lost connections, missing memory, and every OSError with an errno may be gone in a
-    moment: a missing file too, since files on a mount come back. An OSError without an errno is
-    either: decoders raise one for damaged bytes (Pillow, pyarrow), network packages for a machine
-    that does not answer. Its type and where it was raised tell them apart.
+    Time-outs, lost connections, memory that another machine may have, and every OSError with an
+    errno may be gone in a moment: a missing file too, since files on a mount come back. An OSError
+    without an errno is either: decoders raise one for damaged bytes (Pillow, pyarrow), network
+    packages for a machine that does not answer. Its type and where it was raised tell them apart.
 
     Args:
         error: What was raised. What it was raised from, or while handling, counts as well: an error
@@ -82,6 +83,8 @@ def is_transient(error: BaseException, *, reading: bool = False) -> bool:
 def _is_transient(error: BaseException, reading: bool) -> bool:
     if isinstance(error, PenstockError):
         return isinstance(error, SourceUnavailable)
+    if is_impossible(error):
+        return False
     if isinstance(error, (MemoryError, *_SYSTEM_ERRORS)):
         return True
     names = {cls.__name__ for cls in type(error).__mro__}

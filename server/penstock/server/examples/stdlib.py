@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tokenize import detect_encoding
 
+from penstock.server.extra import require_server
 from penstock.wire.errors import InvalidRequest, MissingExtra, PenstockError
 
 FORMAT = 2
@@ -81,9 +82,10 @@ def make(folder: Path | None = None) -> Corpus:
         folder: Where to; None = `default_folder()`.
 
     Raises:
-        MissingExtra: `tokenizers` is not installed.
+        MissingExtra: `tokenizers`, or a package of the server half, is not installed.
         InvalidRequest: The folder holds something else, or cannot be written.
     """
+    require_server("the corpus of the demo", extras="server,tokenizers")
     folder = (folder or default_folder()).absolute()
     about = folder / ABOUT
     if about.exists():
@@ -218,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         corpus = make(parser.parse_args(arguments).folder)
     except PenstockError as error:
-        sys.stderr.write(f"penstock: error: {error}\n")
+        sys.stderr.write(f"penstock: error: {error.message} [{error.code}]\n")
         return 2
     sys.stdout.write(json.dumps({**asdict(corpus), "job_file": str(corpus.job_file)}) + "\n")
     return 0

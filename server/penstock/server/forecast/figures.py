@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.server.forecast.skew import Costs
 from penstock.server.forecast.tally import Tally
+
+
+class Processing(NamedTuple):
+    """How often the samples of a planned job are processed, where batches hold pieces of them.
+
+    Attributes:
+        times: So many times the processing that each sample once would take, by tokens, in the
+            first epoch; if each lane is read in order, by one worker, and that has room for `kept`.
+        kept: Tokens of the samples that all lanes keep for later batches, at most.
+    """
+
+    times: float
+    kept: int
 
 
 @dataclass(frozen=True)
@@ -25,6 +39,7 @@ class Figures:
         held: Samples that batchers hold at the end: they come in batches of the next epoch.
         sources: By source, samples and tokens in batches.
         is_planned: Batches were packed from an index, and found by arithmetic.
+        processing: How often samples are processed; None = each once.
         notes: Sentences about what these figures are not.
     """
 
@@ -38,7 +53,8 @@ class Figures:
     held: int
     sources: Mapping[str, tuple[int, int]]
     is_planned: bool = False
+    processing: Processing | None = None
     notes: tuple[str, ...] = ()
 
 
-__all__ = ["Figures"]
+__all__ = ["Figures", "Processing"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.forecast.figures import Figures
+from penstock.server.forecast.figures import Figures, Processing
 from penstock.server.forecast.misfits import refuse, worst
 from penstock.server.forecast.skew import Costs
 from penstock.server.forecast.told import INDEX, collates_by_size
@@ -50,7 +50,8 @@ def figures_of_planned(job: Job, epochs: int | None = None, add: AddUp = add_up)
     found = add(roles, _windows(log), drawn if log.fills_differ else 1)
     for (group, number), costs in found.costs.items():
         batches = len(next(iter(costs.values())))
-        log.streams[group].learn(number, batches, costs.get("balance"))
+        chains = found.chains.get((group, number))
+        log.streams[group].learn(number, batches, costs.get("balance"), chains)
     if found.misfits:
         raise _misfits(found, roles)
     tally, times = found.tally, 1 if log.fills_differ else drawn
@@ -62,6 +63,7 @@ def figures_of_planned(job: Job, epochs: int | None = None, add: AddUp = add_up)
         for name, samples, tokens in zip(found.names, found.samples, found.tokens, strict=True)
     }
     positions = tally.batches if is_all else _gapless(log, roles, drawn)
+    processing = _processing(roles, found)
     return Figures(
         INDEX if tally.tokens else "none",
         tally,
@@ -73,8 +75,9 @@ def figures_of_planned(job: Job, epochs: int | None = None, add: AddUp = add_up)
         0,
         sources,
         is_planned=True,
+        processing=processing,
         notes=(
-            *_processed(roles, found),
+            *_much(processing),
             *_notes(log, found, drawn, is_all, tally.batches - positions),
         ),
     )
@@ -160,14 +163,21 @@ def _by_position(
     return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
 
 
-def _processed(roles: RoleSet, found: WindowFigures) -> Iterator[str]:
-    """Yield that samples are processed for each batch with a piece of them, where it is much."""
-    if found.processed > MUCH * found.once and not roles.columns:
+def _processing(roles: RoleSet, found: WindowFigures) -> Processing | None:
+    """Return how often samples are processed, where pieces of one are in several batches."""
+    if not found.chains or roles.columns:
+        return None
+    return Processing(found.processed / found.once, found.kept)
+
+
+def _much(processing: Processing | None) -> Iterator[str]:
+    """Yield that samples are processed several times, where it is much, and what to do."""
+    if processing is not None and processing.times > MUCH:
         yield (
-            "the pieces of a long sample come in batches of their own, which each process all of "
-            f"it: that takes {found.processed / found.once:.1f} times the processing of an epoch "
-            "without a plan; split such documents before, plan from ready token ids, or leave the "
-            "plan out"
+            f"samples are processed {processing.times:.1f} times, since many have pieces in the "
+            "batches of several lanes: with fewer lanes, or a larger window, each lane has more "
+            "batches of a window; without balance any batch may stand in any lane; and ready token "
+            "ids need no processing"
         )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.server.forecast.along import Along, along
 from penstock.server.forecast.counts import Bar, Spread
-from penstock.server.forecast.figures import Figures
+from penstock.server.forecast.figures import Figures, Processing
 from penstock.server.forecast.skew import Costs, RankSkew, skew
 from penstock.server.forecast.tally import Tally
 from penstock.server.job import Job
@@ -147,7 +148,9 @@ class PlanReport:
         steps: Whole steps; and `pad` and `drop`: how many a reader gets who has the last one filled
             up, or left out.
         ranks: For each world size, what ranks meet.
+        along: By cost, that of a step along the run; None = there are not two whole steps.
         other_lanes: The same job with other numbers of lanes.
+        processing: How often samples are processed, where batches hold pieces of them; None = once.
         notes: Sentences about what these figures are not.
     """
 
@@ -176,7 +179,9 @@ class PlanReport:
     step_from: str
     steps: int
     ranks: Sequence[Ranks]
+    along: Mapping[str, Along | None]
     other_lanes: Sequence[LanesRow] = ()
+    processing: Processing | None = None
     notes: Sequence[str] = field(default_factory=list)
 
     @property
@@ -221,6 +226,9 @@ class PlanReport:
             "dropped": self.counted("dropped"),
             "batcher": self.counted("batcher"),
             "held": self.held,
+            "processing": None
+            if self.processing is None
+            else {"times": _rounded(self.processing.times), "kept_tokens": self.processing.kept},
             "sources": {
                 name: {"samples": samples, "tokens": tokens}
                 for name, (samples, tokens) in self.sources.items()
@@ -240,6 +248,7 @@ class PlanReport:
             if self.is_all
             else None,
             "ranks": [each.to_json() for each in self.ranks],
+            "cost_along": {name: found and found.to_json() for name, found in self.along.items()},
             "other_lanes": [row.to_json() for row in self.other_lanes],
             "notes": list(self.notes),
         }
@@ -353,7 +362,9 @@ def report_of(
         step_from=batches_per_step[1],
         steps=found.positions // step,
         ranks=ranks_of(found.costs, step, worlds),
+        along={name: along(costs, step) for name, costs in found.costs.items()},
         other_lanes=other_lanes,
+        processing=found.processing,
         notes=[*found.notes, *notes],
     )
 

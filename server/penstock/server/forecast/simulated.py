@@ -30,7 +30,9 @@ from penstock.server.pipeline.batching import Batching
 from penstock.server.pipeline.joint_planner import JointPlanner
 from penstock.server.pipeline.planned_planner import PlannedPlanner
 from penstock.server.pipeline.planner import Planner, open_planner
+from penstock.server.pipeline.retry import Calls
 from penstock.server.pipeline.sample_planner import SamplePlanner
+from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import Sample
 from penstock.server.roles.distributors import MapDistributor
 from penstock.wire.errors import InvalidJob
@@ -156,6 +158,10 @@ def _notes(
 
 class _ToldBatching(Batching):
     """A batcher that gets samples of which only the sizes are known."""
+
+    def __init__(self, job: Job, lane: int, roles: RoleSet, calls: Calls) -> None:
+        super().__init__(job, lane, roles, calls)
+        self.tells_sizes = True
 
     def size_of(self, item: ItemRef, sample: Sample, offset: int) -> int:
         """Return the size that the index tells, even where the batcher does not look at it."""

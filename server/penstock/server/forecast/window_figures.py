@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from penstock.server.forecast.tally import Tally
 from penstock.server.forecast.told import collates_by_size
+from penstock.server.planned.chains import Chains
 from penstock.server.planned.packed import PackedWindow
 from penstock.server.planned.windows import Samples
 from penstock.server.role_set import RoleSet
@@ -39,10 +40,13 @@ class WindowFigures:
         tally: Of all batches, of each of the epochs.
         samples, tokens: By source, of what is in batches.
         once: Tokens of the samples that have pieces in batches, all of each.
-        processed: The same, of one with pieces in several batches for each of these: making a batch
-            processes its samples.
+        processed: The same, each as often as it is processed: once for the batches with a piece of
+            it that a lane makes while it keeps it, and once for each other batch.
+        kept: Tokens of the samples that lanes keep meanwhile, at most: all lanes of a reading
+            group, which stand at the same place of a window.
         counts: Of the items and samples that are not, in one epoch.
         costs: By window, its costs by name, in the first of the epochs.
+        chains: By window, its chains, if it has any.
         by_chance: Which sample is left out, or split, differs from epoch to epoch.
         misfits: Batches that cannot be made, with the window and the epoch that they are in.
     """
@@ -51,9 +55,10 @@ class WindowFigures:
         self.names, self.tally = list(names), Tally()
         self.samples = np.zeros(len(names), np.int64)
         self.tokens = np.zeros(len(names), np.int64)
-        self.once = self.processed = 0
+        self.once = self.processed = self.kept = 0
         self.counts: Counter[str] = Counter()
         self.costs: dict[WindowKey, dict[str, npt.NDArray[Any]]] = {}
+        self.chains: dict[WindowKey, Chains] = {}
         self.by_chance = False
         self.misfits: list[tuple[Misfit, WindowKey, int]] = []
 
@@ -64,8 +69,10 @@ class WindowFigures:
         self.tokens += other.tokens
         self.once += other.once
         self.processed += other.processed
+        self.kept = max(self.kept, other.kept)
         self.counts.update(other.counts)
         self.costs.update(other.costs)
+        self.chains.update(other.chains)
         self.by_chance |= other.by_chance
         self.misfits += other.misfits
 
@@ -77,10 +84,12 @@ class WindowFigures:
         for number, (key, costs) in enumerate(self.costs.items()):
             arrays[f"key.{number}"] = np.array(key, np.int64)
             arrays.update({f"cost.{number}.{name}": array for name, array in costs.items()})
+            if key in self.chains:
+                arrays[f"chains.{number}"], arrays[f"bounds.{number}"] = self.chains[key]
         told = {
             "names": self.names,
             "counts": self.counts,
-            "processed": [self.once, self.processed],
+            "processed": [self.once, self.processed, self.kept],
             "by_chance": self.by_chance,
             "misfits": self.misfits,
         }
@@ -98,7 +107,7 @@ class WindowFigures:
             found = cls(told["names"])
             found.counts, found.by_chance = Counter(told["counts"]), told["by_chance"]
             found.samples, found.tokens = arrays["samples"], arrays["tokens"]
-            found.once, found.processed = told["processed"]
+            found.once, found.processed, found.kept = told["processed"]
             found.misfits = [
                 (Misfit(*misfit), (group, window), epoch)
                 for misfit, (group, window), epoch in told["misfits"]
@@ -112,6 +121,9 @@ class WindowFigures:
                     number, _, cost = rest.partition(".")
                     group, window = arrays[f"key.{number}"].tolist()
                     found.costs.setdefault((group, window), {})[cost] = arrays[name]
+                elif kind == "chains":
+                    group, window = arrays[f"key.{rest}"].tolist()
+                    found.chains[group, window] = Chains(arrays[name], arrays[f"bounds.{rest}"])
         found.tally = Tally.from_arrays(tally)
         return found
 
@@ -161,11 +173,14 @@ def add_up(
             if misfit is not None:
                 found.misfits.append((misfit, key, epoch))
             _count_sources(found, samples, slots, sizes)
-            once, processed = _processed(samples.sizes, slots, packed)
-            found.once += once
-            found.processed += processed
             if epoch == 0:
                 found.costs[key] = _costs(columns, packed, sized)
+            if packed.chains is not None:
+                found.chains[key] = packed.chains
+            once, times, kept = log.streams[group].processed(number, samples, packed, epoch)
+            found.once += once
+            found.processed += times
+            found.kept = max(found.kept, kept)
         tell(key)
     return found
 
@@ -181,25 +196,6 @@ def _split_by_place(samples: Samples, packed: PackedWindow) -> bool:
     sizes, pieces = samples.sizes[some], pieces[some]
     order = np.argsort(sizes, kind="stable")
     return bool(((np.diff(sizes[order]) == 0) & (np.diff(pieces[order]) != 0)).any())
-
-
-def _processed(whole: Numbers, slots: Numbers, packed: PackedWindow) -> tuple[int, int]:
-    """Return the tokens of the samples in batches, each once, and each for every batch it is in.
-
-    Args:
-        whole: int64 (n,): the sizes of a window's samples.
-        slots: The sample of each piece, batch by batch.
-        packed: How many pieces each batch has.
-    """
-    pieces = np.bincount(slots, minlength=len(whole))
-    once = int(whole[pieces > 0].sum())
-    several = np.flatnonzero(pieces[slots] > 1)
-    if not len(several):
-        return once, once
-    of_batch = np.diff(packed.rows[packed.batches])
-    batches = np.repeat(np.arange(len(of_batch)), of_batch)[several]
-    pairs = np.unique(np.stack([batches, slots[several]]), axis=1)
-    return once, int(whole[pieces == 1].sum() + whole[pairs[1]].sum())
 
 
 def _count_sources(found: WindowFigures, samples: Samples, slots: Numbers, sizes: Numbers) -> None:

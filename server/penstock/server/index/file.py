@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from threading import Lock
 from typing import Any, NamedTuple
@@ -41,7 +42,8 @@ from penstock.server.index.block import (
 )
 from penstock.server.index.inputs import check_inputs, index_inputs
 from penstock.server.index.place import KEY, Place
-from penstock.wire.errors import InvalidJob
+from penstock.server.usercode.frames import error_line
+from penstock.wire.errors import InvalidJob, clean_text
 
 VERSION = 1
 _NAME = b"PENSTOCK-SIZES"
@@ -229,16 +231,18 @@ class SizeIndex:
         self.root, footer, end = _footer(place, size)
         try:
             content = json.loads(footer)
-            self.inputs = content["inputs"]
+            self.inputs = _value(content, "inputs", _is_map)
             at, self.sources = len(_MARK), {}
-            for told in content["sources"]:
+            for told in _value(content, "sources", lambda found: isinstance(found, list)):
                 source = IndexedSizes(place, told, at)
+                if source.name in self.sources:
+                    raise ValueError(f"two sources have the name {source.name!r}")
                 self.sources[source.name] = source
                 at = source.end
-            if not isinstance(self.inputs, dict) or at != end:
+            if at != end:
                 raise ValueError(f"its blocks end at byte {at}, to be {end}")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise _damaged(url, f"its footer is wrong ({type(error).__name__}: {error})") from error
+        except (ValueError, RecursionError) as error:
+            raise _damaged(url, f"its footer is wrong ({error_line(error)})") from error
         return self
 
     def check(self) -> None:
@@ -265,34 +269,53 @@ class IndexedSizes:
         kept_bytes: Blocks that are kept, by their bytes in the file.
     """
 
-    def __init__(self, place: Place, told: Mapping[str, Any], at: int) -> None:
+    def __init__(self, place: Place, told: Any, at: int) -> None:
         self._place = place
-        self.name: str = told["name"]
-        self.items: int = told["items"]
-        self.samples: int = told["samples"]
-        self.tokens: int = told["tokens"]
-        self.left_out: Mapping[str, int] = told["left_out"]
-        self.block_items: int = told["block_items"]
-        blocks = told["blocks"]
-        self._hashes = [bytes.fromhex(text) for text in blocks["sha256"]]
-        self._samples: list[int] = blocks["samples"]
-        self._ends = list(accumulate(blocks["bytes"], initial=at))
+        self.name: str = _value(told, "name", lambda found: isinstance(found, str))
+        self.items: int = _value(told, "items", _is_count)
+        self.samples: int = _value(told, "samples", _is_count)
+        self.tokens: int = _value(told, "tokens", _is_count)
+        self.left_out: Mapping[str, int] = _value(
+            told, "left_out", lambda found: _is_map(found) and _are_counts([*found.values()])
+        )
+        self.block_items: int = _value(told, "block_items", lambda found: found == self._step())
+        blocks = _value(told, "blocks", _is_map)
+        lengths: list[int] = _value(blocks, "bytes", _are_counts)
+        self._samples: list[int] = _value(blocks, "samples", _are_counts)
+        self._hashes = list(map(bytes.fromhex, _value(blocks, "sha256", _are_hashes)))
+        self._ends = list(accumulate(lengths, initial=at))
         self.end = self._ends[-1]
         self.kept_bytes = KEPT_BYTES
         self._kept: OrderedDict[int, Block] = OrderedDict()
         self._kept_bytes = 0
         self._lock = Lock()
-        numbers = (self.items, self.samples, self.tokens, self.block_items, *blocks["bytes"])
-        if not all(type(number) is int and number >= 0 for number in numbers):
-            raise ValueError(f"a number of source {self.name!r} is below 0, or none")
         wanted = -(-self.items // self.block_items)
-        if {wanted} != {len(self._hashes), len(self._samples), len(self._ends) - 1}:
+        if {wanted} != {len(self._hashes), len(self._samples), len(lengths)}:
             raise ValueError(f"source {self.name!r} has {len(self._hashes)} blocks, to be {wanted}")
+        if sum(self._samples) != self.samples:
+            raise ValueError(f"source {self.name!r} has {sum(self._samples)} samples in its blocks")
+
+    def _step(self) -> int:
+        return block_items(self.items)
 
     def check(self) -> None:
-        """Read all blocks; raises as `read`."""
-        for _ in self._blocks(0, len(self._hashes)):
-            pass
+        """Read all blocks, and compare what they hold with the footer; raises as `read`."""
+        tokens, left_out = 0, Counter[str]()
+        for _, block in self._blocks(0, len(self._hashes)):
+            tokens += block.tokens
+            found = block.read(0, block.positions, 0).left_out
+            assert isinstance(found, LeftOut)
+            few(found.tally(), left_out)
+        for what, said, held in (
+            ("tokens", self.tokens, tokens),
+            ("positions without a sample", dict(self.left_out), dict(left_out)),
+        ):
+            if said != held:
+                raise _damaged(
+                    self._place.url,
+                    f"its footer says {clean_text(str(said), 100)} {what} of source {self.name!r}, "
+                    f"and its blocks hold {clean_text(str(held), 100)}",
+                )
 
     def read(self, start: int, stop: int) -> ItemSizes:
         """Return what positions `[start, stop)` hold; may be called from several threads.
@@ -353,8 +376,8 @@ class IndexedSizes:
         expected = min(self.block_items, self.items - number * self.block_items)
         try:
             block = decode_block(data)
-        except ValueError as error:
-            raise _damaged(self._place.url, f"{which}: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise _damaged(self._place.url, f"{which}: {error_line(error)}") from error
         if (block.positions, block.samples) != (expected, self._samples[number]):
             raise _damaged(self._place.url, f"{which} has {block.positions} positions")
         return block
@@ -368,6 +391,36 @@ class IndexedSizes:
             while self._kept_bytes > self.kept_bytes and len(self._kept) > 1:
                 oldest, _ = self._kept.popitem(last=False)
                 self._kept_bytes -= self._ends[oldest + 1] - self._ends[oldest]
+
+
+def _value(told: Any, key: str, fits: Callable[[Any], bool]) -> Any:
+    """Return a value of the footer.
+
+    Raises:
+        ValueError: It is missing, or cannot be.
+    """
+    found = told.get(key) if isinstance(told, dict) else None
+    if not fits(found):
+        raise ValueError(f"{key} is {clean_text(repr(found), 100)}")
+    return found
+
+
+def _is_map(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_count, value))
+
+
+def _are_hashes(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(text, str) and re.fullmatch("[0-9a-f]{64}", text) for text in value
+    )
 
 
 def _footer(place: Place, size: int) -> tuple[bytes, bytes, int]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from penstock.server.core.transient import is_transient
-from penstock.wire.errors import InvalidJob, MissingExtra, SourceUnavailable
+from penstock.wire.errors import InvalidJob, SourceUnavailable
 
 T = TypeVar("T")
 
@@ -39,19 +39,11 @@ class Place:
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         # Here and not above: the room imports all sources, and jobs are known to trainers, too.
-        from penstock.server.sources.access import require
+        from penstock.server.sources.access import located
 
         self.url = url
-        fsspec = require("fsspec.core")
         try:
-            self._fs, self.path = fsspec.url_to_fs(url, **(options or {}))
-        except ImportError as error:  # the filesystem's own package: s3fs, gcsfs, adlfs
-            package = getattr(error.__cause__, "name", None) or url.partition(":")[0]
-            raise MissingExtra(
-                f"{url!r} needs a package that is missing: pip install {package} ({error})",
-                package=package,
-                extra="",
-            ) from None
+            self._fs, self.path = located(url, options)
         except ValueError as error:
             raise InvalidJob(f"{url!r} is not a place for an index: {error}", key=KEY) from None
         protocol = self._fs.protocol

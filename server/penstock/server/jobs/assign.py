@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from penstock.server.core.shown import shown
 from penstock.server.jobs import yaml_file
 from penstock.server.jobs.location import KeyPath, Location, key_text
 from penstock.server.jobs.settings import ServerSettings
-from penstock.server.jobs.validate import shown
 from penstock.wire.errors import InvalidJob, InvalidRequest, UnknownJob
 from penstock.wire.nearest import hint
 
@@ -93,16 +93,29 @@ def _read(text: str, jobs: Mapping[str, Any]) -> _Assignment:
             field=FLAG,
             value=text,
         )
+    return _Assignment(option, ("jobs", job, *path), value_of(said, option))
+
+
+def value_of(said: str, option: str) -> Any:
+    """Return the value that an option of the command line gives as YAML.
+
+    Args:
+        said: The YAML.
+        option: The flag and the key, for the error.
+
+    Raises:
+        InvalidRequest: It is not YAML.
+    """
     try:
         value, _ = yaml_file.parse(said, Location(option, Path()))
     except InvalidJob as error:
         raise InvalidRequest(
             f"{error.message}; the value is read as YAML: put text with special characters into "
             "quotes",
-            field=FLAG,
-            value=text,
+            field=option.partition(" ")[0],
+            value=f"{option}={said}",
         ) from None
-    return _Assignment(option, ("jobs", job, *path), value)
+    return value
 
 
 def _job_of(key: str, jobs: Mapping[str, Any], option: str) -> str:
@@ -163,4 +176,4 @@ def _with(section: Any, found: _Assignment, depth: int) -> Any:
     return {**(section or {}), part: _with((section or {}).get(part), found, depth + 1)}
 
 
-__all__ = ["FLAG", "assign"]
+__all__ = ["FLAG", "assign", "value_of"]

@@ -24,6 +24,7 @@ from penstock.server.jobs.settings import JobSettings, RolesSettings, SetSetting
 from penstock.server.jobs.validate import validate
 from penstock.server.joint_job import JointJob, RoleSet
 from penstock.server.planned.plan import Plan
+from penstock.wire.credentials import value_without_credentials
 from penstock.wire.errors import InvalidJob, JobChanged, PenstockError
 
 FORMAT = 1
@@ -108,7 +109,10 @@ class Definition:
 
 
 def _storable(section: dict[str, Any]) -> dict[str, Any]:
-    """Return a job's section, or that of a set of roles, without the options of its sources."""
+    """Return a job's section, or that of a set of roles, without what may be credentials.
+
+    These are the options of its sources, and users, passwords and queries in URLs.
+    """
     found = dict(section)
     if found.get("source") is not None:
         found["source"] = _without_options(found["source"])
@@ -116,7 +120,8 @@ def _storable(section: dict[str, Any]) -> dict[str, Any]:
         found["sources"] = {name: _without_options(spec) for name, spec in found["sources"].items()}
     if found.get("plan") is not None:
         found["plan"] = _without_options(found["plan"])
-    return found
+    plain: dict[str, Any] = value_without_credentials(found)
+    return plain
 
 
 def _without_options(spec: dict[str, Any]) -> dict[str, Any]:

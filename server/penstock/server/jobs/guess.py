@@ -5,19 +5,22 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from penstock.server.core.shown import shown
 from penstock.server.job import DEFAULT_LANES
 from penstock.server.jobs.location import Location
 from penstock.server.jobs.registry import KINDS, build, constructor_parameters
-from penstock.server.jobs.validate import shown
 from penstock.server.roles.base import IndexedSource, RawItem
+from penstock.server.roles.processors.tokenizer_file import WHOLE, from_the_hub
 from penstock.server.sources import BUILTIN_SOURCES
 from penstock.server.sources.kinds import COMPRESSED, kind_of
 from penstock.server.sources.kinds import KINDS as SOURCES
@@ -61,6 +64,7 @@ class Guess:
         items: How many items it holds.
         text_column: The column with the longest texts, if any.
         ids_column: A column that is tokenized already, if any.
+        beside_ids: Columns that batches take beside the ids, such as labels.
         chat_column: A column of conversations, if any; then there is no text column.
         columns: All columns; empty if items are not dicts.
         tokenizer: A tokenizer.json; for conversations the folder of one, with a chat template.
@@ -69,6 +73,7 @@ class Guess:
         pool_size: How large a packing pool suits them.
         max_tokens: How long rows suit the amount of text.
         batch_size: Samples of a batch, where they are asked for in place of rows of tokens.
+        on_item_error: What becomes of items that fail.
         notes: What was left out and why.
     """
 
@@ -76,6 +81,7 @@ class Guess:
     items: int
     text_column: str | None = None
     ids_column: str | None = None
+    beside_ids: list[str] = field(default_factory=list)
     chat_column: str | None = None
     columns: list[str] = field(default_factory=list)
     tokenizer: str | None = None
@@ -84,12 +90,29 @@ class Guess:
     pool_size: int = POOL_SIZE
     max_tokens: int = 8192
     batch_size: int | None = None
+    on_item_error: str = "stop"
     notes: list[str] = field(default_factory=list)
 
     @property
     def takes_columns(self) -> bool:
         """Tell whether the source can leave columns out."""
         return "columns" in constructor_parameters(BUILTIN_SOURCES[self.source["type"]])
+
+    @property
+    def read_columns(self) -> list[str]:
+        """Return the columns that batches are made of; empty = all of them."""
+        if not self.gives_tokens:
+            return []
+        if self.ids_column is not None:
+            return [self.ids_column, *self.beside_ids]
+        read = self.chat_column or self.text_column or ""
+        return [read if read in self.columns else read.partition(".")[0]]
+
+    @property
+    def left_out(self) -> list[str]:
+        """Return the columns that do not come into batches."""
+        read = self.read_columns
+        return [name for name in self.columns if read and name not in read]
 
     @property
     def gives_tokens(self) -> bool:
@@ -106,6 +129,7 @@ def guess(
     column: str | None = None,
     max_tokens: int | None = None,
     batch_size: int | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Guess:
     """Look at data and say how a job would read it.
 
@@ -117,6 +141,7 @@ def guess(
         column: The column to read; None = the most likely one.
         max_tokens: The length of packed rows; None = what suits the amount of text.
         batch_size: Samples of a batch, in place of packed rows.
+        options: Further parameters of the source, such as `split` or `eos`.
 
     Raises:
         InvalidRequest: There are no files, they are of several kinds, or what was requested does
@@ -129,7 +154,8 @@ def guess(
         )
     base = Path(os.path.abspath(base))
     notes: list[str] = []
-    spec, folders = _source(paths, base, notes)
+    spec, folders = _source(paths, base, notes, options)
+    spec |= options
     source = _opened(spec, paths, base)
     try:
         count = len(source)
@@ -176,12 +202,18 @@ def _opened(spec: dict[str, Any], paths: Sequence[str], base: Path) -> IndexedSo
         source: IndexedSource = build(KINDS["source"], spec, Location(named, base, ("source",)))
     except InvalidJob as error:
         of_source = error.__cause__
-        if not isinstance(of_source, InvalidJob) or of_source.key != "source.eos":
+        key = of_source.key if isinstance(of_source, InvalidJob) else None
+        if key == "source.split":
+            assert isinstance(of_source, InvalidJob)
+            said = of_source.message.replace(
+                "choose one with split", "choose one with --split NAME"
+            )
+            raise InvalidRequest(said, field="split", value=named) from None
+        if key != "source.eos" or {"eos", "sequence_length"} & spec.keys():
             raise
         raise InvalidRequest(
-            f"{named} is one row of ids, and nothing says where documents end: write the job file "
-            "by hand, with source: {type: tokens, files: ..., eos: ID}, or sequence_length: N in "
-            "place of eos; docs/sources.md shows it",
+            f"{named} is one row of ids, and nothing says where documents end: add --source "
+            "eos=ID, the id after each document, or --source sequence_length=N to cut it",
             field="path",
             value=named,
         ) from None
@@ -207,10 +239,7 @@ def _readable(source: IndexedSource, items: Sequence[int], notes: list[str]) -> 
     if not found:
         raise failed[0]
     why = " ".join((failed[0].reason or failed[0].message).split())  # a comment is one line
-    notes.append(
-        f"{len(failed)} of the first {len(items)} items cannot be read, and on_item_error: stop "
-        f"stops there: {why}"
-    )
+    notes.append(f"{len(failed)} of the first {len(items)} items cannot be read: {why}")
     return found
 
 
@@ -218,7 +247,7 @@ def _readable(source: IndexedSource, items: Sequence[int], notes: list[str]) -> 
 
 
 def _source(
-    paths: Sequence[str], base: Path, notes: list[str]
+    paths: Sequence[str], base: Path, notes: list[str], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Path]]:
     """Return the source's section, and the folders of the data."""
     if any("://" in text for text in paths):
@@ -245,10 +274,13 @@ def _source(
             files += [Path(match) for match in matches if Path(match).is_file()]
             patterns.append(_named(path, base))
         else:
-            raise InvalidRequest(f"there is no file or folder {text!r}", field="path", value=text)
+            raise InvalidRequest(
+                f"there is no file or folder {text!r}{_of_the_hub(text)}", field="path", value=text
+            )
     if not files:
         raise InvalidRequest(f"{' '.join(paths)} holds no files", field="path", value=paths[0])
-    kinds = Counter(map(_kind, files))
+    # With a dtype a file without a header is one of ids.
+    kinds = Counter("tokens" if "dtype" in options else _kind(file) for file in files)
     if len(kinds) > 1:
         listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
         raise InvalidRequest(
@@ -270,6 +302,20 @@ def _source(
     if any(file.suffix == ".tsv" for file in files):
         spec["delimiter"] = "\t"
     return spec, folders
+
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def _of_the_hub(text: str) -> str:
+    """Return the end of a sentence about what may be a data set of the Hub."""
+    if not _HUB_NAME.fullmatch(text) or kind_of(text) is not None:
+        return ""
+    folder = text.rpartition("/")[2]
+    return (
+        f"; a data set of the Hugging Face Hub comes by: hf download {text} --repo-type dataset "
+        f"--local-dir {folder}, and then: penstockd init {folder}/"
+    )
 
 
 def _of_urls(paths: Sequence[str]) -> dict[str, Any]:
@@ -382,8 +428,29 @@ def _refuse_binary(file: Path) -> None:
     if file.suffix == ".bin":
         raise InvalidRequest(
             f"{file} is not text, and has no .idx beside it, as Megatron's files have: if it holds "
-            "token ids, write the job file by hand, with source: {type: tokens, files: ..., dtype: "
-            "uint16, eos: ID}; docs/sources.md shows it",
+            "token ids, add --source dtype=uint16, or what they are, and --source eos=ID, the id "
+            "after each document",
+            field="path",
+            value=str(file),
+        )
+    if file.suffix.lower() in PICTURES:
+        raise InvalidRequest(
+            f"{file} is a picture, and a folder of pictures is not a source: pack them into tars "
+            "(type: webdataset), or read them by a Dataset of yours (source: {type: torch, "
+            "factory: ./data.py:make}); docs/roles.md shows both ends",
+            field="path",
+            value=str(file),
+        )
+    if file.suffix.lower() in TEXTS:
+        raise InvalidRequest(
+            f"{file} is not UTF-8: write it again as UTF-8; where it is Latin-1, by "
+            "iconv -f LATIN1 -t UTF-8 OLD -o NEW",
+            field="path",
+            value=str(file),
+        )
+    if file.suffix.lower() in ARCHIVES:
+        raise InvalidRequest(
+            f"{file} is an archive: unpack it, and name the files that were in it",
             field="path",
             value=str(file),
         )
@@ -413,7 +480,8 @@ def _columns(found: Guess, looked: Sequence[RawItem], asked: str | None) -> None
         if asked is not None:
             raise InvalidRequest(f"--column {asked}: these items have no columns: leave it out")
         return
-    found.columns = [str(name) for name in looked[0]]
+    # Those with such names are WebDataset's own: the sample's key and its archive.
+    found.columns = [str(name) for name in looked[0] if not str(name).startswith("__")]
     if asked is not None and asked not in found.columns:
         raise InvalidRequest(
             f"--column {asked}: the data has no column of this name; {hint(asked, found.columns)}",
@@ -421,31 +489,141 @@ def _columns(found: Guess, looked: Sequence[RawItem], asked: str | None) -> None
             value=asked,
         )
     columns = found.columns if asked is None else [asked]
-    found.ids_column = next((name for name in columns if _holds_ids(looked, name)), None)
+    names = [name for name in (*ID_COLUMNS, *columns) if name in columns]
+    found.ids_column = next(
+        (
+            name
+            for name in names
+            if (asked is not None or name in ID_COLUMNS) and _holds_ids(looked, name)
+        ),
+        None,
+    )
+    if found.ids_column is not None:
+        found.beside_ids = [
+            name
+            for name in BESIDE_IDS
+            if name in found.columns and _is_alike(looked, name, found.ids_column)
+        ]
     found.chat_column = next((name for name in columns if _holds_chats(looked, name)), None)
     texts = {name: length for name in columns if (length := _text_length(looked, name))}
+    media = [name for name in found.columns if _most(looked, name, _is_media)]
+    if media and asked is None and found.ids_column is None and found.chat_column is None:
+        way = "a function of yours decodes them; --column NAME takes a text alone"
+        if media[0] in ID_COLUMNS:
+            way = (
+                f"a function makes ids of them, such as np.frombuffer(item['{media[0]}'], 'int64')"
+            )
+        verb = "is" if len(media) == 1 else "are"
+        found.notes.append(
+            f"{' and '.join(media)} {verb} bytes, which batches hold as they are: {way}"
+        )
+        return
+    if not texts and found.chat_column is None:
+        texts = {
+            f"{name}.{inner}": length
+            for name in columns
+            for inner in _keys_within(looked, name)
+            if (length := _text_length(_inner(looked, name), inner))
+        }
     if texts and found.chat_column is None:  # beside conversations, texts are titles and ids
         found.text_column = max(texts, key=lambda name: texts[name])
+        if found.ids_column is None and asked is None:
+            _note_pairs(found)
     if asked is not None and not (found.ids_column or found.chat_column or found.text_column):
         kind = type(looked[0][asked]).__name__
         raise InvalidRequest(
             f"--column {asked} holds values of type {kind}, such as {shown(looked[0][asked])}: "
-            f"name one of texts or conversations, or of token ids that is called {_IDS}; else "
-            "leave it out and write a function, as docs/roles.md shows",
+            "name one of texts, conversations or token ids; else leave it out and write a "
+            "function, as docs/roles.md shows",
             field="column",
             value=asked,
         )
 
 
-_IDS = "input_ids"
+IDS = "input_ids"
+"""What packers and collators know token ids by."""
+
+ID_COLUMNS = (IDS, "tokens", "token_ids", "input_tokens")
+"""What token ids are called, likeliest first; columns of other names are taken where they are
+asked for."""
+
+BESIDE_IDS = ("labels", "loss_mask")
+"""Columns of one value a token that packed and padded batches take as they are."""
+
+PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+TEXTS = (".txt", ".text", ".md")
+
+ARCHIVES = (".zip", ".7z", ".rar")
+
+_PAIRS = (
+    ("instruction", "output"),
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("question", "answer"),
+    ("chosen", "rejected"),
+)
+
+
+def _note_pairs(found: Guess) -> None:
+    """Note where a text is half of a pair: one column alone is seldom what is wanted."""
+    for pair in _PAIRS:
+        if all(name in found.columns for name in pair):
+            found.notes.append(
+                f"{pair[0]} and {pair[1]} are two halves, and {found.text_column} alone is read: a "
+                "function of yours makes messages of both; docs/processors.md, Conversations"
+            )
+            return
+
+
+def _array(value: Any) -> np.ndarray[Any, Any] | None:
+    """Return a list of numbers as an array; None if it is something else, or ragged."""
+    if not isinstance(value, list | np.ndarray):
+        return None
+    try:
+        return np.asarray(value)
+    except ValueError:
+        return None
 
 
 def _holds_ids(looked: Sequence[RawItem], name: str) -> bool:
-    """Tell whether a column holds token ids: packers and collators know them by this name."""
-    if name != _IDS:
-        return False
-    values = [np.asarray(item[name]) for item in looked if item.get(name) is not None]
-    return bool(values) and all(array.ndim == 1 and array.dtype.kind in "iu" for array in values)
+    """Tell whether a column holds token ids: lists of whole numbers, mostly of several."""
+    values = [_array(item[name]) for item in looked if item.get(name) is not None]
+    arrays = [array for array in values if array is not None]
+    return (
+        bool(arrays)
+        and len(arrays) == len(values)
+        and all(
+            array.ndim == 1 and (array.dtype.kind in "iu" or not array.size) for array in arrays
+        )
+        and any(array.size for array in arrays)
+    )
+
+
+def _is_alike(looked: Sequence[RawItem], name: str, ids: str) -> bool:
+    """Tell whether a column has one number for each token."""
+    return all(
+        isinstance(item.get(name), list | np.ndarray) and len(item[name]) == len(item[ids])
+        for item in looked
+        if item.get(ids) is not None
+    )
+
+
+def _is_media(value: Any) -> bool:
+    """Tell whether a value is a file's bytes, by itself or as `datasets` keeps pictures."""
+    if isinstance(value, Mapping):
+        value = value.get("bytes")
+    return isinstance(value, bytes)
+
+
+def _keys_within(looked: Sequence[RawItem], name: str) -> list[str]:
+    """Return the keys of a column of objects; empty if it is not one."""
+    first = next((item[name] for item in looked if item.get(name) is not None), None)
+    return [str(key) for key in first] if isinstance(first, Mapping) else []
+
+
+def _inner(looked: Sequence[RawItem], name: str) -> list[RawItem]:
+    return [item[name] if isinstance(item.get(name), Mapping) else {} for item in looked]
 
 
 def _holds_chats(looked: Sequence[RawItem], name: str) -> bool:
@@ -478,6 +656,9 @@ def _most(looked: Sequence[RawItem], name: str, holds: Callable[[Any], bool]) ->
 def _length(item: RawItem, column: str | None) -> int:
     """Return the characters of a text or a conversation, or how many ids there are."""
     value = item.get(column) if isinstance(item, Mapping) and column is not None else None
+    if value is None and isinstance(item, Mapping) and column is not None and "." in column:
+        outer, _, inner = column.partition(".")
+        value = item[outer].get(inner) if isinstance(item.get(outer), Mapping) else None
     if value is not None and _is_chat(value):
         return sum(len(str(turn.get("content") or turn.get("value") or "")) for turn in value)
     return len(value) if isinstance(value, Sized) else 0  # one item may hold a number
@@ -494,7 +675,10 @@ def _find_tokenizer(given: str | None, folders: Sequence[Path], base: Path) -> P
         path = path / _TOKENIZER if path.is_dir() else path
         if not path.is_file():
             raise InvalidRequest(
-                f"there is no tokenizer {given!r}: give a tokenizer.json, or the folder that has it"
+                f"there is no tokenizer {given!r}: give a tokenizer.json, or the folder that has "
+                f"it{from_the_hub(Path(given).expanduser().absolute(), WHOLE)}",
+                field="tokenizer",
+                value=given,
             )
         return path
     near = [*folders, *(folder.parent for folder in folders), base]
@@ -543,4 +727,4 @@ def _end_token(path: Path) -> str | None:
     return next((token for token in END_TOKENS if tokenizer.token_to_id(token) is not None), None)
 
 
-__all__ = ["Guess", "guess", "has_chat_template"]
+__all__ = ["IDS", "Guess", "guess", "has_chat_template"]

@@ -14,10 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from penstock.server.allocator import prefer
+from penstock.server.core.shown import shown
 from penstock.server.job import MAX_SOURCE_NAME, SOURCE_NAME, Job, find_job
 from penstock.server.jobs import yaml_file
 from penstock.server.jobs.assign import FLAG, assign
 from penstock.server.jobs.definition import Definition
+from penstock.server.jobs.imports import imported
 from penstock.server.jobs.location import Location
 from penstock.server.jobs.override import override
 from penstock.server.jobs.python_file import JOB_NAME, jobs_in
@@ -27,7 +30,7 @@ from penstock.server.jobs.settings import (
     RolesSettings,
     ServerSettings,
 )
-from penstock.server.jobs.validate import shown, validate
+from penstock.server.jobs.validate import validate
 from penstock.server.sources.catalog import keep_in
 from penstock.wire.errors import InvalidJob, InvalidRequest
 
@@ -83,6 +86,7 @@ class Config:
         jobs: The jobs by name, built on demand.
         base: The folder that relative paths start from.
         assignments: What `--set` gave keys of the jobs, as it was written.
+        imports: The modules that built-in roles of a job file import, in workers too.
     """
 
     target: str
@@ -90,6 +94,7 @@ class Config:
     jobs: Jobs
     base: Path
     assignments: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
     def job(self, name: str) -> Job:
         """Return a job, built.
@@ -111,7 +116,7 @@ def load(
     """Read a target.
 
     The whole file is checked at once; sources and roles are built when a job is asked for, and use
-    the setting `hash_cache` of the target that this process read last.
+    the settings `hash_cache` and `allocator` of the target that this process read last.
 
     Args:
         target: A job file, or `jobs.py:name`.
@@ -171,6 +176,7 @@ def _load_file(
         _check_roles(settings, location.at("jobs", name))
     server = override(file.server, overrides, environ)
     keep_in(server.hash_cache, location.base)
+    prefer(server.allocator, location.base)
     said, base = str(path.absolute()), str(location.base)
     builders: dict[str, Callable[..., Job]] = {}
     for name, settings in file.jobs.items():
@@ -182,6 +188,7 @@ def _load_file(
         jobs=Jobs(builders),
         base=location.base,
         assignments=tuple(assignments),
+        imports=imported(file.jobs.values()),
     )
 
 
@@ -212,6 +219,12 @@ def _check_roles(settings: JobSettings, location: Location) -> None:
                 f"{at.key} and {location.at('joint').key} are both given: the sets of a joint job "
                 f"have their roles each, so put {key} into them"
             )
+    if "later_within" in settings.model_fields_set:
+        at = location.at("later_within")
+        raise at.error(
+            f"{at.key} is for jobs of one set of roles: leave it out of a joint job, or serve the "
+            "set as a job of its own"
+        )
     for name, roles in settings.joint.items():
         _check_sources(roles, location.at("joint", name))
 
@@ -248,6 +261,7 @@ def _load_python(
     server = override(ServerSettings(), overrides, environ)
     # Before the file runs: it may open sources as it is imported.
     keep_in(server.hash_cache, base)
+    prefer(server.allocator, base)
     builders = {
         key: partial(Definition(key, spec, str(base), None).build, make=make)
         for key, make in jobs_in(spec, target).items()

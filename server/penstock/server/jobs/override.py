@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,16 @@ _KUBERNETES = re.compile(
 """Variables that a Pod gets for a Service whose name begins with penstock."""
 
 
+SECTIONS = frozenset(("tls",))
+"""Settings that are sections: no flag sets one, and a variable holds it as JSON."""
+
+OF_CLIENTS = frozenset(
+    f"{ENVIRONMENT_PREFIX}{name}"
+    for name in ("TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_NAME", "TOKEN", "TOKEN_FILE")
+)
+"""What readers show to nodes: a process may be a reader and have a node of its own."""
+
+
 def override(
     settings: ServerSettings, overrides: Mapping[str, Any] | None, environ: Mapping[str, str]
 ) -> ServerSettings:
@@ -32,12 +43,13 @@ def override(
         InvalidRequest: A value is invalid, or a variable with the prefix is not a setting; names
             the variable or the flag.
     """
-    names = ServerSettings.model_fields
+    names = list(ServerSettings.model_fields)
     settable = {ENVIRONMENT_PREFIX + name.upper() for name in names}
     for variable in sorted(environ):
         if (
             variable.startswith(ENVIRONMENT_PREFIX)
             and variable not in settable
+            and variable not in OF_CLIENTS
             and not _KUBERNETES.fullmatch(variable)
         ):
             raise InvalidRequest(
@@ -50,7 +62,9 @@ def override(
         (
             {name: ENVIRONMENT_PREFIX + name.upper() for name in names},
             {
-                name: environ[variable]
+                name: _section(variable, environ[variable])
+                if name in SECTIONS
+                else environ[variable]
                 for name in names
                 if (variable := ENVIRONMENT_PREFIX + name.upper()) in environ
             },
@@ -71,6 +85,18 @@ def override(
                 raise InvalidRequest(sentence, field=labels.get(name, name), value=value) from None
             settings = settings.model_copy(update={name: getattr(checked, name)})
     return settings
+
+
+def _section(variable: str, value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{variable} is no JSON ({error}): it holds a section, such as "
+            '{"cert": "tls.crt", "key": "tls.key"}',
+            field=variable,
+            value=value,
+        ) from None
 
 
 __all__ = ["override"]

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock.server.core.shown import shown
 from penstock.server.job import Job
-from penstock.server.jobs.validate import shown
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line, user_line, user_traceback
 from penstock.server.usercode.imports import load_attribute

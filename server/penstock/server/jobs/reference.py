@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from penstock.server.access import TokenSettings
 from penstock.server.core.docstrings import argument_docs
 from penstock.server.job import SOURCE_NAME
 from penstock.server.jobs.registry import FUNCTIONS, KINDS, Kind, constructor_parameters
@@ -20,6 +21,7 @@ from penstock.server.jobs.settings import (
     RolesSettings,
     ServerSettings,
     SetSettings,
+    TlsSettings,
 )
 from penstock.server.roles.role import Role
 
@@ -155,8 +157,11 @@ def _literal(value: Any) -> str:
 
 
 def markdown() -> str:
-    """Return the tables of `docs/jobs.md`."""
+    """Return the tables of `docs/reference.md`."""
     parts = ["### `server:`", "", *_table("Key", setting_rows(ServerSettings))]
+    parts += ["", "### `server.tls:`", "", *_table("Key", setting_rows(TlsSettings))]
+    parts += ["", "### `tokens[]:` of a file of tokens", ""]
+    parts += _table("Key", setting_rows(TokenSettings))
     parts += ["", "### `jobs.NAME:`", "", *_table("Key", setting_rows(JobSettings))]
     parts += ["", "### `jobs.NAME.plan:`", "", *_table("Key", setting_rows(PlanSettings))]
     own = (row for row in setting_rows(SetSettings) if row.name not in RolesSettings.model_fields)

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
+from penstock.server.core.shown import shown, shown_at
 from penstock.server.jobs.location import Location
-from penstock.server.jobs.validate import shown
+from penstock.server.jobs.misplaced import remedy_in_role
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
@@ -117,7 +118,7 @@ def resolve(kind: Kind, name: str, location: Location) -> type[Role]:
         known = [*kind.builtins, *offered]
         remedy = hint(name, known)
         raise at.error(
-            f"{at.key}: there is no {kind.name} {name!r}: {remedy}"
+            f"{at.key}: there is no {kind.name} {shown(name)}: {remedy}"
             + ("" if remedy.startswith("known") else f" (known are {', '.join(sorted(known))})")
             + "; your own is named as ./file.py:Class or package.module:Class"
         )
@@ -202,8 +203,7 @@ def build(kind: Kind, spec: Mapping[str, Any], location: Location) -> Any:
                 at = location.at(counted.parameter)
                 raise at.error(f"{at.key} is given, and {name} has it in its name: leave one out")
             parameters[counted.parameter] = counted.number
-    _check_names(cls, parameters, location)
-    _check_types(cls, parameters, location)
+    check_parameters(cls, parameters, location)
 
     def inner(section: Any, *keys: str) -> Any:
         """Return a role of the same kind, which a parameter of this one describes."""
@@ -254,6 +254,16 @@ def constructor_parameters(cls: type[Role]) -> dict[str, inspect.Parameter]:
     return dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
 
 
+def check_parameters(cls: type[Role], parameters: Mapping[str, Any], location: Location) -> None:
+    """Check the names of a constructor's parameters, and of a built-in their types.
+
+    Raises:
+        InvalidJob: Names the key, and what is known or expected there.
+    """
+    _check_names(cls, parameters, location)
+    _check_types(cls, parameters, location)
+
+
 def _check_names(cls: type[Role], parameters: Mapping[str, Any], location: Location) -> None:
     """Refuse parameters that the constructor lacks; name required ones that are not given."""
     accepted = constructor_parameters(cls)
@@ -265,8 +275,10 @@ def _check_names(cls: type[Role], parameters: Mapping[str, Any], location: Locat
     takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     for name in parameters:
         if name not in named and not takes_any:
-            at = location.at(name)
-            raise at.error(f"{at.key} is not a parameter of {_called(cls)}: {hint(name, named)}")
+            at = location.at(str(name))
+            raise at.error(
+                f"{at.key} is not a parameter of {_called(cls)}: {remedy_in_role(str(name), named)}"
+            )
     missing = [
         name
         for name, parameter in named.items()
@@ -306,7 +318,9 @@ def _check_types(cls: type[Role], parameters: Mapping[str, Any], location: Locat
             TypeAdapter(wanted, config=_ADAPTER).validate_json(json.dumps(value))
         except ValidationError:
             at = location.at(name)
-            raise at.error(f"{at.key} is {shown(value)}: give {describe_type(wanted)}") from None
+            raise at.error(
+                f"{at.key} is {shown_at(name, value)}: give {describe_type(wanted)}"
+            ) from None
         except (PydanticUserError, TypeError):
             continue  # no schema for this annotation: the constructor decides
 
@@ -381,6 +395,7 @@ __all__ = [
     "Numbered",
     "absolute",
     "build",
+    "check_parameters",
     "constructor_parameters",
     "describe_type",
     "numbered",

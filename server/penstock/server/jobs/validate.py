@@ -8,37 +8,27 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from penstock.server.core.shown import shown_at
 from penstock.server.jobs.location import KeyPath, Location
+from penstock.server.jobs.misplaced import remedy
 from penstock.server.jobs.settings import (
     JobFile,
     JobSettings,
     PlanSettings,
     ServerSettings,
     SetSettings,
+    TlsSettings,
 )
-from penstock.wire.nearest import hint
 
 Model = TypeVar("Model", bound=BaseModel)
 
-_SHOWN_CHARS = 80
-
 _SECTIONS: Mapping[tuple[type[BaseModel], str], type[BaseModel]] = {
     (JobFile, "server"): ServerSettings,
+    (ServerSettings, "tls"): TlsSettings,
     (JobSettings, "plan"): PlanSettings,
     (SetSettings, "plan"): PlanSettings,
 }
 """The sections of a section that are no lists of named ones."""
-
-
-def shown(value: Any) -> str:
-    """Return a value as an error message shows it: as in the file, shortened if it is long."""
-    text = {None: "null", True: "true", False: "false"}.get(value) if _is_constant(value) else None
-    text = text or repr(value)
-    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 4] + " ..."
-
-
-def _is_constant(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
 
 
 def validate(model: type[Model], data: Any, location: Location, *, strict: bool = True) -> Model:
@@ -58,11 +48,14 @@ def validate(model: type[Model], data: Any, location: Location, *, strict: bool 
     try:
         return model.model_validate(data, strict=strict)
     except ValidationError as error:
-        found = [
-            _complaint(model, data, item["loc"], item["type"], location) for item in error.errors()
-        ]
-    line_of = [(at.line or 0, order) for order, (at, _) in enumerate(found)]
-    at, sentence = found[min(line_of)[1]]
+        errors = error.errors()
+        found = [_complaint(model, data, item["loc"], item["type"], location) for item in errors]
+    # A key that is misplaced explains one that is missing.
+    rank = [
+        (at.line or 0, item["type"] == "missing", order)
+        for order, ((at, _), item) in enumerate(zip(found, errors, strict=True))
+    ]
+    at, sentence = found[min(rank)[-1]]
     raise at.error(sentence)
 
 
@@ -74,13 +67,15 @@ def _complaint(
     if kind == "extra_forbidden" and section is not None:
         above = location.at(*keys[:-1]).key
         known = list(section.model_fields)
-        return at, f"{at.key} is not a key of {_noun(section, above)}: {hint(str(keys[-1]), known)}"
+        return at, (
+            f"{at.key} is not a key of {_noun(section, above)}: {remedy(str(keys[-1]), known)}"
+        )
     whole = {JobSettings: "a job: {source: ..., ...}", SetSettings: "a set of roles: {source: ...}"}
     expects = whole.get(section) if section is not None else None
     expects = expects or _expects(field)
     if kind == "missing":
         return at, f"{at.key} is missing: give {expects}"
-    return at, f"{at.key or 'the file'} is {shown(value)}: give {expects}"
+    return at, f"{at.key or 'the file'} is {shown_at(at.key, value)}: give {expects}"
 
 
 def _descend(
@@ -125,4 +120,4 @@ def _expects(field: FieldInfo | None) -> str:
     return "keys and values: server and jobs"
 
 
-__all__ = ["shown", "validate"]
+__all__ = ["validate"]

@@ -158,6 +158,8 @@ def _syntax(error: yaml.MarkedYAMLError, location: Location) -> InvalidJob:
     mark = error.problem_mark or error.context_mark
     line = mark.line + 1 if mark is not None else 1
     problem = error.problem or error.context or "cannot be read"
+    if "'\\t'" in problem:
+        problem = "a tab stands where a key or a value begins: indent with spaces"
     return _at(location, line).error(f"this is not YAML: {problem}")
 
 

@@ -40,9 +40,9 @@ class Answers:
     def done(self, worker: WorkerProcess, message: Done) -> None:
         """A batch was made: it is ready for all readers that wait for it."""
         ticket = worker.answer(message.ticket)
-        nbytes, span = 0, None
+        nbytes, body_bytes, span = 0, 0, None
         if message.body is not None:
-            nbytes = message.body.nbytes
+            *_, nbytes, body_bytes = message.body
             span = worker.take_span(message.body)
         if span is not None and (ticket is None or ticket.stale):
             span.free()
@@ -62,7 +62,7 @@ class Answers:
             plan = ticket.lane.plans.get(ticket.offset, b"")
         job = ticket.log.job
         ticket.entry.tokens = max(0, message.counts.get("tokens", 0))
-        ticket.log.ready(ticket.entry, message.header, nbytes, span)
+        ticket.log.ready(ticket.entry, message.header, nbytes, body_bytes, span)
         self._observer.produced(job.name, nbytes, message.counts)
         if message.exits:
             self._observer.left_out(job.name, message.exits)

@@ -17,6 +17,7 @@ from typing import BinaryIO, NamedTuple
 
 from penstock.server.node.page import Page
 from penstock.server.node.start import Process, inherit, start
+from penstock.server.sources.catalog import take_catalogs
 from penstock.wire.errors import Internal, PenstockError, encode_error
 
 END_S = 2.0
@@ -72,6 +73,7 @@ def began(argv: list[str]) -> Began | None:
     """
     if (found := inherit(argv)) is None:
         return None
+    take_catalogs(found.files_fd)
     return Began(found.socket, found.page, sys.stdin.buffer.read(), found.arguments)
 
 
@@ -87,7 +89,6 @@ def attend(
         work: Does it, given what the command says and where to answer.
         refuse: Writes an error, as `encode_error` gives it, where answers go.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends us
     if (found := began(argv)) is None:
         return
     with (

@@ -11,7 +11,6 @@ everybody waits for this one.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping
 
 from penstock.server.job import Job
@@ -23,6 +22,7 @@ from penstock.server.node.homes import LaneHomes
 from penstock.server.node.kept import KeptBatches
 from penstock.server.node.lanes import LaneState
 from penstock.server.node.made import MadeOffsets
+from penstock.server.node.peers import Peers
 from penstock.server.node.reader import Reader
 from penstock.server.node.spans import Span
 from penstock.wire.errors import PenstockError
@@ -62,12 +62,13 @@ class Log:
         self.entries: dict[Key, Entry] = {}
         self.kept = KeptBatches(bound_bytes)
         self.readers: set[Reader] = set()
+        self.peers, self.turn = Peers(), 0.0
         self.ready_bytes = 0  # ready, for somebody
         self.making = 0
         self.largest_bytes = self.largest_body_bytes = 0
         self.produced = self.recomputed = self.cache_hits = 0
         self.ticket_s = 0.0  # how long a ticket of this job usually takes
-        self._highest: dict[int, int] = {}
+        self.tickets_per_s = 0.0  # a mean of the rates of each: short ones count for more
         self.made = MadeOffsets()
         self.homes = LaneHomes(job.reading_groups, job.readings())
         self.deciding = 0  # verdicts under way: nothing new is planned before workers know them
@@ -87,9 +88,11 @@ class Log:
         lanes: frozenset[int] | None,
         wake: Callable[[], None],
         job: Job | None = None,
+        host: str = "",
     ) -> Reader:
         """Return a new reader; `job` = the job by whose name it reads, else the log's own."""
-        reader = Reader(self, share, cut, start, lanes, wake, job or self.job)
+        peer = self.peers.join(host)
+        reader = Reader(self, share, cut, start, lanes, wake, job or self.job, peer)
         self.readers.add(reader)
         return reader
 
@@ -114,11 +117,15 @@ class Log:
                     self._queue(entry)
             self.entries[key] = entry
         entry.readers.add(reader)
+        if entry.state is State.READY and entry.holder is None:
+            entry.hold()
         return entry
 
     def leave(self, entry: Entry, reader: Reader) -> None:
         """A reader has taken an entry, or wants it no more."""
         entry.readers.discard(reader)
+        if entry.holder is reader:
+            entry.hold()
         if entry.readers or self.entries.get(entry.key) is not entry:
             return
         if entry.state is State.MAKING:
@@ -127,19 +134,21 @@ class Log:
         if entry.state is State.READY:
             self.ready_bytes -= entry.nbytes
             self.kept.keep(entry)
+        self.lanes[entry.key.lane].wanted.discard(entry)
 
     def _queue(self, entry: Entry) -> None:
         entry.state = State.WANTED
         key = entry.key
-        heapq.heappush(self.lanes[key.lane].wanted, (key.offset, key.position, key))
+        self.lanes[key.lane].wanted.add(entry, key.offset, key.position)
         self.active.add(key.lane)
 
     # --- supply ---
 
     def push_out(self, entry: Entry) -> None:
         """Free what is ready for later: it is made again when its readers come to it."""
-        fresh = Entry(entry.key, readers=entry.readers)
-        self.entries[entry.key] = fresh
+        fresh = self.entries[entry.key] = Entry(entry.key, readers=entry.readers)
+        entry.readers = set()
+        entry.hold()
         self.ready_bytes -= entry.nbytes
         self.kept.free(entry)
         for reader in fresh.readers:
@@ -158,13 +167,9 @@ class Log:
         self.making += 1
 
     def ready(
-        self,
-        entry: Entry,
-        header: bytes,
-        nbytes: int,
-        span: Span | None,
+        self, entry: Entry, header: bytes, nbytes: int, body_bytes: int, span: Span | None
     ) -> None:
-        """A batch exists, with a body of `nbytes` bytes: its completion message has arrived."""
+        """A batch exists: `nbytes` bytes travel, and its reader makes a body of `body_bytes`."""
         if entry.state is not State.MAKING:  # its lane was stopped meanwhile
             if span is not None:
                 span.free()
@@ -172,19 +177,17 @@ class Log:
         self.making -= 1
         entry.state, entry.header, entry.span = State.READY, header, span
         # Strings and JSON lie in the header: it takes memory and a place in a message, too.
-        entry.nbytes = nbytes + len(header)
+        entry.nbytes, entry.body_bytes = nbytes + len(header), body_bytes
         self.largest_bytes = max(self.largest_bytes, entry.nbytes)
-        self.largest_body_bytes = max(self.largest_body_bytes, nbytes)
+        self.largest_body_bytes = max(self.largest_body_bytes, body_bytes)
         lane = self.lanes[entry.key.lane]
         lane.deaths.pop(entry.key.offset, None)
-        self.made.add(lane.lane, entry.key.offset)
         self.produced += 1
-        if entry.key.offset <= self._highest.get(lane.lane, -1):
-            self.recomputed += 1
-        else:
-            self._highest[lane.lane] = entry.key.offset
+        # Not by the highest offset: workers finish the batches of a lane in any order.
+        self.recomputed += self.made.add(*entry.key[1:3], blank=entry.key.blank)
         if entry.readers:
             self.ready_bytes += entry.nbytes
+            entry.hold()
             for reader in entry.readers:
                 reader.settled(entry)
         else:
@@ -272,6 +275,8 @@ class Log:
         books[entry.key] = entry
         if entry.state is State.WANTED:
             self._queue(entry)
+        elif entry.holder is not None:
+            entry.hold()
 
     def dropped(self, cut: Cut) -> Dropped:
         """Return what counts the samples that fill no step; only where all ends are known."""

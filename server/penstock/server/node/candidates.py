@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from penstock.server.node.books import Log
 from penstock.server.node.entry import Entry, State
 from penstock.server.node.lanes import LaneState
+from penstock.server.node.peers import Peer
 
 
 class Candidate(NamedTuple):
@@ -18,6 +18,7 @@ class Candidate(NamedTuple):
         urgency: Its position minus the next of the reader that needs it soonest; 0 = it is needed
             next.
         position: Its position.
+        peer: Who needs it soonest.
     """
 
     urgency: int
@@ -25,6 +26,7 @@ class Candidate(NamedTuple):
     log: Log
     entry: Entry
     lane: LaneState
+    peer: Peer
 
     @property
     def suspect(self) -> bool:
@@ -32,24 +34,36 @@ class Candidate(NamedTuple):
         return self.entry.key.offset in self.lane.deaths
 
     @property
+    def gives_way(self) -> bool:
+        """Tell whether it lets others by: it has ended a worker a moment ago."""
+        return self.lane.gives_way and self.suspect
+
+    @property
     def rank(self) -> tuple[bool, int, int]:
-        """Return what the most urgent one has least of: what has ended a worker lets others by."""
-        return self.suspect and self.lane.gives_way, self.urgency, self.position
+        """Return what the most urgent one of a log, and of a host, has least of.
+
+        Where only positions differ, hosts take turns.
+        """
+        return self.gives_way, self.urgency, self.position
 
 
 def first_wanted(log: Log, lane: LaneState) -> Entry | None:
     """Return the wanted entry with the lowest offset of a lane."""
-    while lane.wanted:
-        entry = log.entries.get(lane.wanted[0][2])
-        if entry is not None and entry.state is State.WANTED:
+    while (entry := lane.wanted.first()) is not None:
+        if entry.state is State.WANTED and log.entries.get(entry.key) is entry:
             return None if lane.has_ended(entry.key.offset) else entry
-        heapq.heappop(lane.wanted)
+        lane.wanted.discard(entry)
     log.active.discard(lane.lane)
     return None
 
 
-def candidates(log: Log) -> Iterator[Candidate]:
-    """Yield every lane's, and every reader's, next wanted batch."""
+def candidates(log: Log, *, has_room: bool = False) -> Iterator[Candidate]:
+    """Yield every lane's, and every reader's, next wanted batch.
+
+    Args:
+        log: The books.
+        has_room: There is room for what nobody needs yet.
+    """
     seen: set[Entry] = set()
     for number in list(log.active):
         found = candidate_of(log, log.lanes[number])
@@ -64,10 +78,16 @@ def candidates(log: Log) -> Iterator[Candidate]:
         lane = log.lanes[entry.key.lane]
         if not lane.has_ended(entry.key.offset):
             seen.add(entry)
-            yield Candidate(0, entry.key.position, log, entry, lane)
+            yield Candidate(0, entry.key.position, log, entry, lane, reader.peer)
     for entry in log.asks.wanted(log.readers):
+        lane, peer = log.lanes[entry.key.lane], next(iter(entry.readers)).peer
+        held = first_wanted(log, lane) if has_room else None
+        if held is not None and held.key.offset <= entry.key.offset:
+            # It is known when it is made; if it was planned alone it would be processed twice.
+            yield Candidate(0, held.key.position, log, held, lane, peer)
+            continue
         # As urgent as what is owed: it takes no room, and must not wait for what finds none.
-        yield Candidate(0, entry.key.position, log, entry, log.lanes[entry.key.lane])
+        yield Candidate(0, entry.key.position, log, entry, lane, peer)
 
 
 def most_urgent(log: Log) -> Candidate | None:
@@ -80,9 +100,8 @@ def candidate_of(log: Log, lane: LaneState) -> Candidate | None:
     entry = first_wanted(log, lane)
     if entry is None:
         return None
-    position = entry.key.position
-    urgency = min(reader.urgency(entry) for reader in entry.readers)
-    return Candidate(urgency, position, log, entry, lane)
+    reader = entry.nearest
+    return Candidate(reader.urgency(entry), entry.key.position, log, entry, lane, reader.peer)
 
 
 __all__ = ["Candidate", "candidate_of", "candidates", "first_wanted", "most_urgent"]

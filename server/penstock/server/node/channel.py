@@ -75,14 +75,14 @@ def _named(value: Any, kinds: tuple[type, ...], what: str) -> Any:
 
 
 def _body(value: Any, _: _Beside) -> Body:
-    arena, start, nbytes = value
+    arena, start, nbytes, completed_bytes = value
     if not (  # every batch has one: what `_wholes` says of each takes twice as long
-        type(arena) is type(start) is type(nbytes) is int
-        and min(arena, start, nbytes) >= 0
-        and max(arena, start, nbytes) <= MAX_POSITION
+        type(arena) is type(start) is type(nbytes) is type(completed_bytes) is int
+        and min(arena, start, nbytes, completed_bytes) >= 0
+        and max(arena, start, nbytes, completed_bytes) <= MAX_POSITION
     ):
         raise ValueError("not whole numbers")
-    return Body(arena, start, nbytes)
+    return Body(arena, start, nbytes, completed_bytes)
 
 
 def _freed(value: Any, _: _Beside) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from penstock.server.node.messages import (
     Counted,
     Done,
     FromWorker,
+    GoneArena,
     JobFailed,
     Judge,
     LaneEnds,
@@ -92,14 +93,19 @@ def check(
             _known(message.log_id, logs)
             _count(message.lane, "lane")
             _count(message.batches, "number of batches")
+            _counters(message.in_vain)
         case TicketFailed():
             _need(message.ticket in tickets, "ticket", message.ticket)
         case LineFailed() | JobFailed() | VerifyFailed() | Libraries() | Judge():
             _known(message.log_id, logs)
         case NewArena():
-            _need(message.number == len(arenas), "number of an arena", message.number)
+            lowest = next(n for n in range(len(arenas) + 1) if n not in arenas)
+            _need(message.number == lowest, "number of an arena", message.number)
             size = message.size_bytes
             _need(0 < size < 1 << 46, "size of an arena", size)
+        case GoneArena():
+            gone = arenas.get(message.number)
+            _need(gone is not None and not gone.starts, "number of an arena", message.number)
         case Snapshots():
             lines = [row.line for row in message.lines]
             _need(len(set(lines)) == len(lines), "list of lines", lines)
@@ -157,6 +163,7 @@ def _body(message: Done, arenas: Mapping[int, Arena]) -> None:
         _need(body.start not in arena.starts, "start of a batch", body.start)
         room = arena.size_bytes - body.start
         _need(0 < body.nbytes <= room, "number of bytes", body.nbytes)
+        _need(body.completed_bytes > 0, "number of completed bytes", body.completed_bytes)
     _need(len(message.header) <= MAX_HEADER_BYTES, "header", len(message.header))
     _counters(message.counts)
     _counters(message.exits)

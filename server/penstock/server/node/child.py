@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from penstock.server.said import raw_line
 from penstock.wire.errors import PenstockError, clean_text
 
 MAX_MESSAGE, MAX_FIELD = 4000, 16_000
@@ -62,8 +63,9 @@ def end_fork(pid: int, jobs: Iterable[str]) -> None:
     """
     if is_forked(pid):
         whose = "".join(f" of job {name!r}" for name in jobs)
-        text = f"penstock: a process that a role{whose} forked came back; it is ended\n"
-        os.write(2, text.encode("utf-8", "backslashreplace"))
+        os.write(
+            2, raw_line(f"penstock: a process that a role{whose} forked came back; it is ended")
+        )
         os._exit(70)
 
 

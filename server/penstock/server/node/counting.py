@@ -1,172 +1,282 @@
-"""The server process's side of counting: processes of its own, so that no reader waits for them."""
+"""The server process's side of counting: one pool of processes, for whoever asks where a log ends.
+
+A job is counted only while somebody asks for its length. What its lanes' lines have planned is not
+planned again, and as the count is left, where it stands is kept for the next one who asks.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import structlog
 
-from penstock.server.job import Job
-from penstock.server.node.aside import end_aside, short_status, start_aside
-from penstock.server.node.count import expected_draws
-from penstock.server.node.page import Note, Page
-from penstock.wire.errors import ERRORS, Internal, PenstockError, WorkerCrashed
+from penstock.server.node.books import Log
+from penstock.server.node.counted_part import Part
+from penstock.server.node.crew import Crew
+from penstock.server.node.ends import Ends
+from penstock.server.node.life import Life
+from penstock.server.node.messages import LineSnapshot, Snapshot, TakeSnapshots
+from penstock.server.node.observer import Observer
+from penstock.server.node.process import WorkerProcess
+from penstock.server.node.shelf import Shelf
+from penstock.server.pipeline.known_order import SoFar, expected_draws, items_counted
+from penstock.server.pipeline.verdicts import VerdictBook
+from penstock.wire.errors import PenstockError
+from penstock.wire.order import MAX_POSITION
 
 logger = structlog.get_logger("penstock.node")
 
-MAX_DEATHS = 3
-LOOK_S, LOG_EVERY_S = 0.5, 10.0
-MAX_LINE_BYTES = 4 << 20
-"""What a process says at once: where each of `MAX_LANES` lanes ends, at most."""
+WANTED_S = 30.0
+"""How long a count goes on after somebody has asked for it."""
+
+TURN_S = 5.0
+"""How long one job is counted while another one waits for that."""
+
+LINES_S = 2.0
+"""How long workers may take to say where their lines stand: one may be busy with an item."""
+
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0
+"""How long a count that failed for the moment waits."""
+
+MAX_MARK_BYTES = 64 << 20
+"""What is kept of where the lanes of a log stand; where that is more, nothing is."""
 
 
-class Count:
-    """Counts the batches of one job, by as many processes as the node has workers.
+def count_processes(workers: int) -> int:
+    """Return how many processes of a node may count at a time, over all of its jobs."""
+    return max(1, workers // 2)
+
+
+class _Counted:
+    """What is known of the count of one log.
 
     Args:
-        job: The job, which they build from its definition.
-        processes: How many.
-        item_deadline_s: How long they may be at one item.
+        log: Its books.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.wanted_until_s = 0.0
+        self.is_running = False
+        self.wait_s = FIRST_WAIT_S
+        self.trouble: PenstockError | OSError | None = None
+        self.has_looked = False  # for snapshots of its lanes, before the first turn
+        self.marks: dict[int, Snapshot] = {}
+        self.parts: Sequence[Part] = ()
+        lanes = range(log.job.lanes)
+        self._draws = [expected_draws(log.job, lane) for lane in lanes]
+        self._drawn = 0  # by parts that have ended
+
+    @property
+    def missing(self) -> list[int]:
+        """Return the lanes of which it is not known where they end, be that recorded yet or not."""
+        return [lane.lane for lane in self.log.lanes if lane.end is None]
+
+    def so_far(self) -> str:
+        """Return for people how far it is."""
+        if self.trouble is not None:
+            return f"it cannot be counted at the moment: {self.trouble}"
+        return items_counted(self._drawn + sum(part.drawn for part in self.parts), self._draws)
+
+    def begin_turn(self, parts: Sequence[Part]) -> None:
+        """Count these parts now; the lanes of none of them have ended."""
+        self.parts = parts
+        ended = set(range(self.log.job.lanes)).difference(*(part.lanes for part in parts))
+        self._drawn = sum(self._draws[lane] or 0 for lane in ended)
+
+    def end_turn(self) -> None:
+        """Keep where the lanes stand that have not ended."""
+        missing = set(self.missing)
+        for part in self.parts:
+            for lane, mark in part.stands.items():
+                self.mark(lane, mark)
+        self.marks = {lane: mark for lane, mark in self.marks.items() if lane in missing}
+        if sum(len(mark.data) for mark in self.marks.values()) > MAX_MARK_BYTES:
+            self.marks = {}
+
+    def mark(self, lane: int, mark: Snapshot) -> None:
+        """Take in where a lane may be planned on, unless it is known further on."""
+        known = self.marks.get(lane)
+        if known is None or mark.offset > known.offset:
+            self.marks[lane] = mark
+
+
+class Counting:
+    """Finds out where the lanes of finite jobs end, for those who ask.
+
+    Args:
+        processes: How many processes may count at a time, over all jobs.
+        verdicts: By log, the verdicts that hold.
+        crew: The workers, whose lines have planned lanes.
+        shelf: Where snapshots of lanes are.
+        ends: Told where lanes end.
+        life: The node's.
+        observer: Told what it costs.
+        item_deadline_s: How long a process may be at one item.
+
+    Attributes:
         files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
     """
 
     def __init__(
         self,
-        job: Job,
         processes: int,
+        verdicts: Mapping[bytes, VerdictBook],
+        crew: Crew,
+        shelf: Shelf,
+        ends: Ends,
+        life: Life,
+        observer: Observer,
         item_deadline_s: float,
-        *,
-        files_fd: int = -1,
     ) -> None:
-        self.job, self.files_fd = job, files_fd
-        self.parts = min(processes, job.lanes)
-        self.item_deadline_s = item_deadline_s
-        self._items = expected_draws(job)
-        self._drawn = [0] * self.parts
-        self._logged_s = 0.0
+        self._processes, self._verdicts, self._crew = processes, verdicts, crew
+        self._shelf, self._ends, self._life, self._observer = shelf, ends, life, observer
+        self._item_deadline_s = item_deadline_s
+        self.files_fd = -1
+        self._counted: dict[Log, _Counted] = {}
+        self._turn = asyncio.Lock()  # it lets those by that wait longest
+        self._waiting = 0
+        self._asked: Counter[WorkerProcess] = Counter()  # answers about lines that are to come
+        self._standing: dict[WorkerProcess, asyncio.Future[Sequence[LineSnapshot]]] = {}
 
-    async def run(self) -> list[int]:
-        """Return the batches of every lane, in order.
+    def ask(self, log: Log) -> SoFar | None:
+        """Have a log counted for a while; None = it is known where it ends, or to be recorded.
 
-        After temporary errors it is tried again as long as the node runs.
-
-        Raises:
-            PenstockError: What a reader of the lanes would be told.
-            WorkerCrashed: A process died three times.
+        Args:
+            log: The books of a job, which is finite.
         """
-        wait_s = FIRST_WAIT_S
-        while True:
-            self._note(Note(0))
-            try:
-                found = await self._all_parts()
-            except (PenstockError, OSError) as error:
-                # The system may have no memory, process or file left for it: nobody waits for it.
-                if isinstance(error, PenstockError) and error.status != "UNAVAILABLE":
-                    raise
-                logger.warning("counting waits", job=self.job.name, error=str(error))
-            else:
-                return [found[lane] for lane in range(self.job.lanes)]
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, MAX_WAIT_S)
+        if log.numbering.is_complete:
+            return None
+        counted = self._counted.setdefault(log, _Counted(log))
+        counted.wanted_until_s = self._life.loop.time() + WANTED_S
+        if not counted.is_running and not self._life.draining:
+            counted.is_running = True
+            self._life.spawn(self._count(counted))
+        return SoFar(counted.so_far(), is_going_on=counted.trouble is None)
 
-    async def _all_parts(self) -> dict[int, int]:
-        tasks = [asyncio.ensure_future(self._part(part)) for part in range(self.parts)]
+    # --- turns ---
+
+    async def _count(self, counted: _Counted) -> None:
         try:
-            return {lane: end for ends in await asyncio.gather(*tasks) for lane, end in ends}
+            while self._is_wanted(counted):
+                self._waiting += 1
+                async with self._turn:
+                    self._waiting -= 1
+                    await self._take_turn(counted)
+                if counted.trouble is not None:
+                    await asyncio.sleep(counted.wait_s)
+                    counted.wait_s = min(2 * counted.wait_s, MAX_WAIT_S)
+        finally:
+            counted.is_running = False
+
+    def _is_wanted(self, counted: _Counted) -> bool:
+        is_late = self._life.loop.time() > counted.wanted_until_s
+        return not is_late and bool(counted.missing) and not self._life.draining
+
+    async def _take_turn(self, counted: _Counted) -> None:
+        """Count one job: to its end, or until nobody asks any more, or another one's turn comes."""
+        job = counted.log.job
+        try:
+            await self._look(counted)
+            counted.begin_turn(self._new_parts(counted))
+            tasks = [asyncio.create_task(part.run()) for part in counted.parts]
+            await self._watch(counted, tasks)
+            counted.trouble, counted.wait_s = None, FIRST_WAIT_S
+        except (PenstockError, OSError) as error:
+            # The readers of the job meet the same, where it holds them up. The system may have no
+            # memory, process or file left for it, too: nobody but who asks waits for it.
+            counted.trouble = error
+            logger.warning("counting waits", job=job.name, error=str(error))
+        finally:
+            counted.end_turn()
+
+    async def _watch(self, counted: _Counted, tasks: Sequence[asyncio.Task[None]]) -> None:
+        began_s = self._life.loop.time()
+        try:
+            while not all(task.done() for task in tasks):
+                await asyncio.wait(tasks, timeout=0.1, return_when=asyncio.FIRST_EXCEPTION)
+                others = self._waiting and self._life.loop.time() - began_s > TURN_S
+                failed = any(task.done() and task.exception() for task in tasks)
+                if others or failed or not self._is_wanted(counted):
+                    for part in counted.parts:
+                        part.leave()
+            await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _part(self, part: int) -> list[tuple[int, int]]:
-        for death in range(MAX_DEATHS):
-            answer, note, code = await self._attempt(part, careful=death > 0)
-            if "ends" in answer:
-                ends: list[tuple[int, int]] = answer["ends"]
-                return ends
-            if "code" in answer:
-                raise ERRORS.get(answer["code"], Internal)(answer["message"])
-            logger.error(
-                "a count died", job=self.job.name, exit=code, stage=note.stage, item=str(note.item)
-            )
-        doing = str(note.item) if note.item else f"stage {note.stage}"
-        raise WorkerCrashed(
-            f"the batches of job {self.job.name!r} cannot be counted: {doing} ended the process "
-            f"that does it {MAX_DEATHS} times, at last with {short_status(code)}; remove or repair "
-            "the item, then restart the node",
-            item=doing,
-            deaths=MAX_DEATHS,
-        )
+    def _new_parts(self, counted: _Counted) -> list[Part]:
+        job, missing = counted.log.job, set(counted.missing)
+        parts = min(self._processes, len(job.lanes_together()))
+        told = self.files_fd, self._item_deadline_s
+        book = self._verdicts[job.log_id]
 
-    async def _attempt(self, part: int, *, careful: bool) -> tuple[dict[str, Any], Note, int]:
-        """Return what a process said at last, what it was doing then, and its exit status."""
-        process, page, ours = start_aside(
-            "penstock.server.node.count",
-            self.job.definition,
-            self.job.log_id.hex(),
-            part,
-            self.parts,
-            int(careful),
-            files_fd=self.files_fd,
-        )
-        lines = asyncio.StreamReader(limit=MAX_LINE_BYTES)
-        loop = asyncio.get_running_loop()
-        pipe, _ = await loop.connect_accepted_socket(
-            lambda: asyncio.StreamReaderProtocol(lines), ours
-        )
-        try:
-            answer = await self._listen(part, process, page, lines)
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            pipe.close()
-            code = await asyncio.shield(asyncio.to_thread(end_aside, process))
-        return answer, page.read(), code
+        def ended(lane: int, batches: int, in_vain: Mapping[str, int]) -> None:
+            self._ends.found(counted.log, lane, batches, in_vain)
 
-    async def _listen(
-        self,
-        part: int,
-        process: subprocess.Popen[bytes],
-        page: Page,
-        lines: asyncio.StreamReader,
-    ) -> dict[str, Any]:
-        loop = asyncio.get_running_loop()
-        serial, since_s = 0, loop.time()
-        reading = asyncio.ensure_future(lines.readline())
-        try:
-            while True:
-                done, _ = await asyncio.wait({reading}, timeout=LOOK_S)
-                note = page.read()
-                if note.serial != serial:
-                    serial, since_s = note.serial, loop.time()
-                elif loop.time() - since_s > self.item_deadline_s:
-                    process.kill()
-                if done:
-                    line = reading.result()
-                    if not line:
-                        return {}
-                    message: dict[str, Any] = json.loads(line)
-                    if "drawn" not in message:
-                        return message
-                    self._drawn[part] = message["drawn"]
-                    reading = asyncio.ensure_future(lines.readline())
-                self._note(note)
-        finally:
-            reading.cancel()
+        def cost(seconds: float, read_bytes: int, retries: Mapping[str, int]) -> None:
+            self._observer.counting(job.name, seconds, read_bytes)
+            self._observer.retried(job.name, retries)
 
-    def _note(self, note: Note) -> None:
-        """Log how far it is, now and then."""
-        now = asyncio.get_running_loop().time()
-        if now - self._logged_s >= LOG_EVERY_S:
-            self._logged_s = now
-            at = f"{note.stage} of item {note.item}" if note.item else note.stage
-            done = sum(self._drawn)
-            logger.info("counting", job=self.job.name, items_done=done, items=self._items, now=at)
+        found = [
+            Part(job, number, parts, missing, counted.marks, book, *told, ended, cost)
+            for number in range(parts)
+        ]
+        return [part for part in found if part.lanes]
+
+    # --- what was planned before ---
+
+    async def _look(self, counted: _Counted) -> None:
+        """Find out how far lanes were planned: what lies below is not planned again."""
+        log = counted.log
+        await self._ask_lines(counted)
+        if counted.has_looked:
+            return
+        for lane in counted.missing:
+            found = await self._shelf.nearest(log.job.log_id, lane, MAX_POSITION)
+            if found is not None:
+                counted.mark(lane, Snapshot(found.offset, found.data))
+        counted.has_looked = True
+
+    async def _ask_lines(self, counted: _Counted) -> None:
+        """Have the workers say where their lines of a log stand."""
+        lines = {line.number: line for lane in counted.log.lanes for line in lane.lines}
+        holders = [self._crew[number] for number in {line.worker for line in lines.values()}]
+        answers = [self._ask(worker) for worker in holders if worker.ready and not worker.dead]
+        if answers:
+            await asyncio.wait(answers, timeout=LINES_S)
+        for answer in answers:
+            for row in answer.result() if answer.done() else ():
+                if (line := lines.get(row.line)) is not None:
+                    counted.mark(line.lane, Snapshot(row.offset, row.data))
+
+    def _ask(self, worker: WorkerProcess) -> asyncio.Future[Sequence[LineSnapshot]]:
+        answer = self._standing[worker] = self._life.loop.create_future()
+        self._asked[worker] += 1
+        worker.send(TakeSnapshots())
+        return answer
+
+    def awaits(self, worker: WorkerProcess) -> bool:
+        """Tell whether a worker was asked where its lines stand, and has not answered."""
+        return self._asked[worker] > 0
+
+    def lines_stand(self, worker: WorkerProcess, rows: Sequence[LineSnapshot]) -> None:
+        """Take a worker's answer; none of its rows where it cannot say it."""
+        self._asked[worker] -= 1
+        self._answer(worker, rows)
+
+    def lost(self, worker: WorkerProcess) -> None:
+        """Wait no more for a worker that is gone."""
+        self._asked.pop(worker, None)
+        self._answer(worker, ())
+
+    def _answer(self, worker: WorkerProcess, rows: Sequence[LineSnapshot]) -> None:
+        answer = self._standing.pop(worker, None)
+        if answer is not None and not answer.done():
+            answer.set_result(rows)
 
 
-__all__ = ["Count"]
+__all__ = ["Counting", "count_processes"]

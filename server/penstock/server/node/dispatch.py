@@ -33,8 +33,9 @@ from penstock.server.node.life import Life
 from penstock.server.node.messages import CloseLine, Make, OpenLine, Plan, Produce
 from penstock.server.node.observer import Observer
 from penstock.server.node.page import Note
+from penstock.server.node.peers import Turns
 from penstock.server.node.process import Ticket, WorkerProcess
-from penstock.server.node.room import find_room
+from penstock.server.node.room import find_room, is_for_stalled
 from penstock.server.node.setups import Setups
 from penstock.server.node.shelf import Shelf
 from penstock.server.pipeline.line import far
@@ -96,7 +97,7 @@ class Dispatch:
         self.logs: dict[bytes, Log] = {}
         self.numbers = itertools.count(1)
         self._seekable: dict[bytes, list[bool]] = {}  # by log and lane
-        self._setups = Setups()
+        self._setups, self._turns = Setups(), Turns()
         self._scheduled = False
 
     def hold(self, job: Job) -> None:
@@ -133,46 +134,94 @@ class Dispatch:
             self._life.fatal(error)
 
     def _give_out(self) -> None:
-        room = {worker.number: worker.room() for worker in self._crew}
-        if not any(room.values()):
-            return
         logs = [log for log in self.logs.values() if not log.deciding]
+        room = {
+            (worker.number, log): count
+            for log in logs
+            if log.readers
+            for worker in self._crew
+            if (count := worker.room(log))
+        }
+        if not room:
+            return
         sharing = [worker.number for worker in self._crew.sharing()]
         for log in logs:
             # Not before a reader is there: as workers start one by one, groups would move.
             if log.readers:
                 log.homes.settle(sharing)
-        wanted = sorted((found for log in logs for found in candidates(log)), key=_RANK)
+        busy_bytes = sum(log.busy_bytes for log in self.logs.values())
+        half = self._bound_bytes // 2  # so that it is found by whoever may have half of the bound
+        wanted: dict[Log, list[Candidate]] = {}
+        for log in logs:
+            found = candidates(log, has_room=busy_bytes + log.largest_bytes <= half)
+            if ranked := sorted(found, key=_RANK):
+                wanted[log] = ranked
         progress = True
         while progress and not self._life.draining:
             progress = False
             # One ticket per worker and round: the most urgent ones spread over all workers.
             for worker in self._crew:
-                if room[worker.number] > 0 and self._give(worker, wanted):
-                    room[worker.number] = 0 if worker.alone else room[worker.number] - 1
+                if (given := self._give(worker, wanted, room)) is not None:
+                    room[worker.number, given] -= 1
                     progress = True
 
-    def _give(self, worker: WorkerProcess, wanted: list[Candidate]) -> bool:
-        """Give a worker the most urgent thing that it can do; list its lane's next candidate."""
-        able = (at for at, found in enumerate(wanted) if self._can(found, worker))
-        index = next(able, None)
-        if index is None:
-            return False
-        if wanted[index].suspect and worker.tickets:
-            return False  # it is made alone, so that nothing else waits for it
-        _, _, log, entry, lane = wanted[index]
-        if not find_room(log, entry, self.logs.values()):
-            return False
-        self._assign(log, entry, lane, worker)
-        del wanted[index]
-        following = None if lane.planning else candidate_of(log, lane)
-        if following is not None:
-            bisect.insort(wanted, following, key=_RANK)
-        return True
+    def _give(
+        self,
+        worker: WorkerProcess,
+        wanted: dict[Log, list[Candidate]],
+        room: Mapping[tuple[int, Log], int],
+    ) -> Log | None:
+        """Give a worker something to do of the log whose turn it is, if it can do that; say which.
+
+        None = it was given nothing.
+        """
+        if worker.alone:
+            return None
+        # What has ended a worker lets other logs by, too.
+        in_turn = sorted(
+            (log for log, found in wanted.items() if found and room.get((worker.number, log))),
+            key=lambda log: (wanted[log][0].gives_way, self._turns.of(log)),
+        )
+        return next((log for log in in_turn if self._give_of(log, worker, wanted[log])), None)
+
+    def _give_of(self, log: Log, worker: WorkerProcess, wanted: list[Candidate]) -> bool:
+        """Give a worker the most urgent thing of a log that it can do; list what follows that."""
+        while (index := self._next(log, worker, wanted)) is not None:
+            if wanted[index].suspect and worker.tickets:
+                return False  # it is made alone, so that nothing else waits for it
+            _, _, _, entry, lane, peer = wanted[index]
+            if find_room(log, entry, self.logs.values()):
+                del wanted[index]
+                self._assign(log, entry, lane, worker)
+                self._turns.give(log, log.ticket_s)
+                log.peers.turns.give(peer, log.ticket_s)
+                following = None if lane.planning else candidate_of(log, lane)
+                if following is not None:
+                    bisect.insort(wanted, following, key=_RANK)
+                return True
+            if not is_for_stalled(entry):
+                return False
+            del wanted[index]  # what others need finds room sooner than this
+        return False
+
+    def _next(self, log: Log, worker: WorkerProcess, wanted: list[Candidate]) -> int | None:
+        """Return which candidate a worker is given: of the most urgent, whose turn it is."""
+        turns, best, turn = log.peers.turns, None, 0.0
+        for at, found in enumerate(wanted):
+            if best is None:
+                if self._can(found, worker):
+                    best, turn = at, turns.of(found.peer)
+                    if log.peers.are_one:
+                        break
+            elif found.urgency != wanted[best].urgency or found.gives_way:
+                break
+            elif turns.of(found.peer) < turn and self._can(found, worker):
+                best, turn = at, turns.of(found.peer)
+        return best
 
     def _can(self, candidate: Candidate, worker: WorkerProcess) -> bool:
         """Tell whether this worker can go on with a batch; start looking for one if none can."""
-        _, _, log, entry, lane = candidate
+        _, _, log, entry, lane, _ = candidate
         offset = entry.key.offset
         home = log.homes.of(lane.lane)
         at_home = home in (None, worker.number)
@@ -185,7 +234,7 @@ class Dispatch:
                 return at_home
             # The worker that has planned it has its items, and makes it unless it is busy.
             keeper = lane.planned_by
-            return keeper in (None, worker.number) or not self._crew[keeper].room()
+            return keeper in (None, worker.number) or not self._crew[keeper].room(log)
         if lane.planning:
             return False
         while (line := self._line(log, lane, offset)) is not None:
@@ -390,10 +439,13 @@ class Dispatch:
         if line is None:
             if self._setups.at.get(worker.number) == log_id:
                 self._setups.failed(worker.number)
-            worker.logs.discard(log_id)
             self.set_up_ahead()
             self._take_back(worker, [t for t in worker.tickets.values() if t.log is log], error)
-            log.drop_lines(worker.number)
+            # It still knows the job, tries again as it is asked for the next line, and has more to
+            # say of those that it was asked for before this.
+            for lane in log.lanes:
+                for opened in [opened for opened in lane.lines if opened.worker == worker.number]:
+                    self.close_line(lane, opened)
             return
         damaged = error.code == "bad_snapshot"
         for lane in log.lanes:
@@ -403,7 +455,7 @@ class Dispatch:
                 self._take_back(worker, tickets, None if damaged else error)
                 if damaged:
                     # No start is looked for before the snapshot is gone.
-                    held = {offset for offset, _, _ in lane.wanted}
+                    held = {entry.key.offset for entry in lane.wanted}
                     lane.looking |= held
                     self._life.spawn(self._drop_snapshot(log.job, lane, found.start, held))
 

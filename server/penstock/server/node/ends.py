@@ -7,6 +7,7 @@ restarts numbers it in the same way, although it does not know how far other lan
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import structlog
 
@@ -33,13 +34,14 @@ class Ends:
         self._dispatch, self._store, self._life = dispatch, store, life
         self._found: dict[Log, dict[int, int]] = {}  # being recorded, or to be
 
-    def found(self, log: Log, lane: int, batches: int) -> None:
+    def found(self, log: Log, lane: int, batches: int, in_vain: Mapping[str, int]) -> None:
         """Have an end recorded, and readers told; saying it again changes nothing.
 
         Args:
             log: The books of a job, which is finite.
             lane: The lane.
             batches: How many batches it holds.
+            in_vain: What was counted of it, where that is none.
         """
         if batches == log.lanes[lane].end:
             return
@@ -48,6 +50,8 @@ class Ends:
         except LogDiverged as error:
             self._dispatch.diverged(log.job.log_id, lane, error)
             return
+        if not batches:
+            log.numbering.in_vain[lane] = in_vain
         is_recording = log in self._found
         self._found.setdefault(log, {})[lane] = batches
         if not is_recording:

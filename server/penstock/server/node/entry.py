@@ -39,9 +39,11 @@ class Entry:
     Attributes:
         key: Its position, lane and offset; the position may change as long as it is not known.
         readers: Who wants it.
+        holder: The one among them that has it in its `ready`; None = it is not ready.
         pins: Streams that are writing it to the network right now, and loans of it.
         span: Its body, in shared memory; None = it has none, or gave its memory back.
-        nbytes: The lengths of its header and its body.
+        nbytes: The lengths of its header and its body, as they travel.
+        body_bytes: The length of the body that its reader has, also when its memory was given back.
         is_asked: No reader wants it. It is planned, as positions of others depend on its existing.
         evicted: Nobody takes it any more; its memory goes with its last pin.
         gone: Called when an evicted entry has given its memory back.
@@ -50,10 +52,12 @@ class Entry:
     key: Key
     state: State = State.WANTED
     readers: set[Reader] = field(default_factory=set)
+    holder: Reader | None = None
     pins: int = 0
     header: bytes = b""
     span: Span | None = None
     nbytes: int = 0
+    body_bytes: int = 0
     tokens: int = 0
     error: PenstockError | None = None
     is_asked: bool = False
@@ -61,18 +65,30 @@ class Entry:
     gone: Callable[[Entry], None] | None = None
 
     @property
+    def nearest(self) -> Reader:
+        """Return the reader that needs it soonest; there is one."""
+        if len(self.readers) == 1:  # as a rule: this is asked for every batch, several times
+            return next(iter(self.readers))
+        return min(self.readers, key=lambda reader: reader.urgency(self))
+
+    def hold(self) -> None:
+        """Let the reader that needs it soonest, if it is ready, have it in its `ready` alone."""
+        if self.holder is not None:
+            self.holder.ready.discard(self)
+        is_ready = self.state is State.READY and self.readers
+        self.holder = self.nearest if is_ready else None
+        if self.holder is not None:
+            self.holder.ready.add(self, -self.key.position)
+
+    @property
     def body(self) -> memoryview | bytes:
         """Return its body."""
         return b"" if self.span is None else self.span.view
 
-    @property
-    def body_bytes(self) -> int:
-        """Return how long its body is, also when its memory was given back."""
-        return self.nbytes - len(self.header)
-
     def fail(self, error: PenstockError) -> None:
         """Note that it cannot be planned or made, and tell those who wait for it."""
         self.state, self.error = State.FAILED, error
+        self.hold()
         for reader in self.readers:
             reader.settled(self)
 

@@ -10,6 +10,7 @@ import structlog
 from penstock.server.node.answers import Answers
 from penstock.server.node.audit import Audit
 from penstock.server.node.channel import Misspoken
+from penstock.server.node.counting import Counting
 from penstock.server.node.crew import Crew
 from penstock.server.node.dispatch import Dispatch
 from penstock.server.node.ends import Ends
@@ -20,6 +21,7 @@ from penstock.server.node.messages import (
     Counted,
     Done,
     FromWorker,
+    GoneArena,
     JobFailed,
     Judge,
     LaneEnds,
@@ -64,7 +66,8 @@ class Hearing:
 
     Attributes:
         drained: Called with a worker that has said where its lines are, or cannot say it.
-        is_draining: Tells whether a worker was asked where its lines are.
+        is_draining: Tells whether a worker was asked where its lines are, as the node drains.
+        counting: Told where the lines of a worker are, if it has asked.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Hearing:
         self._ends, self._observer = ends, observer
         self.drained: Callable[[WorkerProcess], None]
         self.is_draining: Callable[[WorkerProcess], bool]
+        self.counting: Counting
 
     def hear(self, worker: WorkerProcess, message: FromWorker) -> None:
         """Act upon a message that was checked against the worker's tickets."""
@@ -120,7 +124,10 @@ class Hearing:
                 logger.warning(text, job=dispatch.name(message.log_id), error=message.message)
             case SnapshotsFailed():
                 logger.error("a worker cannot say where its lines are", error=message.message)
-                self.drained(worker)
+                if self.counting.awaits(worker):
+                    self.counting.lines_stand(worker, ())
+                else:
+                    self.drained(worker)
             case Verified():
                 self._audit.made_twice(message.check, message.header)
             case Libraries():
@@ -135,7 +142,7 @@ class Hearing:
                 self._ready(worker)
             case SetUp():
                 dispatch.was_set_up(worker)
-            case NewArena():
+            case NewArena() | GoneArena():
                 raise Misspoken("an arena, which its process has taken in")
             case other:
                 assert_never(other)
@@ -158,7 +165,7 @@ class Hearing:
         books = self._dispatch.logs[message.log_id]
         if message.lane >= books.job.lanes or books.job.epochs is None:
             raise Misspoken(f"an end of lane {message.lane}, which there is not")
-        self._ends.found(books, message.lane, message.batches)
+        self._ends.found(books, message.lane, message.batches, message.in_vain)
 
     def _ready(self, worker: WorkerProcess) -> None:
         self._crew.ready(worker)
@@ -167,7 +174,10 @@ class Hearing:
         self._life.loop.call_later(GIVE_WAY_S, self._dispatch.end_giving_way)
 
     def _snapshots(self, worker: WorkerProcess, message: Snapshots) -> None:
-        """Keep where every line of a draining worker stands."""
+        """Keep where every line of a draining worker stands, unless a count has asked for that."""
+        if self.counting.awaits(worker):  # it has asked first: a node that drains counts no more
+            self.counting.lines_stand(worker, message.lines)
+            return
         if not self.is_draining(worker):
             raise Misspoken("it says where its lines are, and nobody asked")
         said = {row.line: row for row in message.lines}

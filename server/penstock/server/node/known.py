@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.jobs.definition import rebuild
 from penstock.server.node.block_needs import BlockNeeds
 from penstock.server.node.messages import KnowJob, Learn
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.maker import Maker
 
 Build = Callable[[bytes, bytes], Job]
-"""(definition, log id) -> the job; see `rebuild`."""
+"""(definition, log id) -> the job, as `penstock.server.jobs.definition.rebuild`."""
 
 
 @dataclass(eq=False)
@@ -49,7 +48,7 @@ class KnownJobs:
         self,
         new_items: Callable[[Job, KnowJob], Items],
         note_setup: Callable[[], None],
-        build: Build = rebuild,
+        build: Build,
     ) -> None:
         self._new_items, self._note_setup, self._build = new_items, note_setup, build
         self._told: dict[bytes, KnowJob] = {}

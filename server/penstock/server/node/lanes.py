@@ -6,7 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.server.node.entry import Key
+from penstock.server.node.entry import Entry
+from penstock.server.node.ranked import Ranked
 from penstock.wire.errors import PenstockError
 
 KEPT_PLANS = 64
@@ -61,9 +62,7 @@ class LaneState:
     """What one lane of one log does here."""
 
     lane: int
-    wanted: list[tuple[int, int, Key]] = field(
-        default_factory=list
-    )  # heap of (offset, position, key)
+    wanted: Ranked[Entry] = field(default_factory=Ranked)  # by offset, then position
     lines: list[LineState] = field(default_factory=list)
     starts: dict[int, Start] = field(default_factory=dict)  # by the offset they were looked for
     looking: set[int] = field(default_factory=set)  # offsets for which the store is being asked

@@ -177,7 +177,7 @@ def _ended(line: Line) -> list[FromWorker]:
     if line.job.known_end(line.lane) is not None:
         return []
     line.told_end = True
-    return [LaneEnds(line.job.log_id, line.lane, end)]
+    return [LaneEnds(line.job.log_id, line.lane, end, {} if end else line.counters())]
 
 
 __all__ = ["Lines", "news_of", "snapshot_if_due"]

@@ -14,6 +14,7 @@ from penstock.server.node.messages import (
     Free,
     FromServer,
     FromWorker,
+    GoneArena,
     Hurry,
     Judge,
     Judged,
@@ -21,6 +22,7 @@ from penstock.server.node.messages import (
     NewArena,
     Plan,
     Produce,
+    Ready,
     Refused,
 )
 from penstock.server.node.outbox import HOLD_S, Outbox
@@ -54,13 +56,14 @@ class Link:
     ) -> None:
         self.port, self._check_fork = port, check_fork
         self.inbox: deque[FromServer] = deque()
-        self.arenas = Arenas(self._announce)
+        self.arenas = Arenas(self._announce, self._give_up)
         self.log_id: bytes | None = None
         self._outbox = Outbox(port, hold_s)
 
-    def start(self) -> None:
-        """Begin to send what is held."""
+    def begin(self) -> None:
+        """Say that this worker is ready, and from now on send what is held."""
         self._outbox.start()
+        self.say(Ready())
 
     def next(self) -> FromServer | None:
         """Return the next message, or wait for it; None = the server process is gone."""
@@ -146,6 +149,9 @@ class Link:
         memory = Descriptor(os.dup(arena.fd))
         self._outbox.send([])  # what is held goes first, and this alone
         self._outbox.send([NewArena(arena.number, arena.size_bytes, memory)])
+
+    def _give_up(self, arena: ArenaWriter) -> None:
+        self._outbox.send([GoneArena(arena.number)])
 
 
 __all__ = ["Link", "ServerGone"]

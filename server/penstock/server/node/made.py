@@ -15,19 +15,25 @@ class MadeOffsets:
     """
 
     def __init__(self) -> None:
-        self._masks: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._masks: OrderedDict[tuple[int, bool, int], int] = OrderedDict()
 
-    def add(self, lane: int, offset: int) -> None:
-        """Note that a batch was made, by lane and offset."""
-        place, bit = (lane, offset // BITS), 1 << offset % BITS
-        self._masks[place] = self._masks.get(place, 0) | bit
+    def add(self, lane: int, offset: int, *, blank: bool = False) -> bool:
+        """Note that a batch was made, or the padding of its shapes; tell whether it was before."""
+        place, bit = (lane, blank, offset // BITS), 1 << offset % BITS
+        mask = self._masks.get(place, 0)
+        self._masks[place] = mask | bit
         if len(self._masks) > KEPT:
             self._masks.popitem(last=False)
+        return bool(mask & bit)
 
     def __contains__(self, batch: tuple[int, int]) -> bool:
-        """Tell whether the batch at (lane, offset) was made, as far as that is remembered."""
+        """Tell whether the batch at (lane, offset) was made, as far as that is remembered.
+
+        Or the padding of its shapes: for that it was planned, too.
+        """
         lane, offset = batch
-        return bool(self._masks.get((lane, offset // BITS), 0) >> offset % BITS & 1)
+        masks = (self._masks.get((lane, blank, offset // BITS), 0) for blank in (False, True))
+        return any(mask >> offset % BITS & 1 for mask in masks)
 
 
 __all__ = ["BITS", "KEPT", "MadeOffsets"]

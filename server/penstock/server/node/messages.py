@@ -4,8 +4,8 @@ A message is a value. `penstock.server.node.channel` makes bytes of it and back 
 fields, `penstock.server.node.port` carries it, and both sides tell messages apart by `match`. What
 a worker says is held against what it was asked by `penstock.server.node.check`.
 
-Those that every batch needs are not frozen, although nobody changes them either: to make a frozen
-one takes four times as long.
+They are not frozen, although nobody changes them: to make a frozen one takes four times as long,
+and to make its class, in every process that starts, twice as long.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ class LineSnapshot(NamedTuple):
 
 
 class Body(NamedTuple):
-    """Where the body of a batch lies, which begins at `start` of one of the worker's arenas."""
+    """Where the body of a batch lies, as it travels, and how long it is when it is completed."""
 
     arena: int
     start: int
     nbytes: int
+    completed_bytes: int
 
 
 # --- what the server process says ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KnowJob:
     """Sent before anything else about a job.
 
@@ -65,7 +66,7 @@ class KnowJob:
     set_up: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Learn:
     """Sent with every news about the verdicts of a job that the worker knows."""
 
@@ -73,7 +74,7 @@ class Learn:
     verdicts: tuple[Verdict, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenLine:
     """Sent before the first ticket for a line, which begins at a snapshot or at offset 0."""
 
@@ -83,7 +84,7 @@ class OpenLine:
     snapshot: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CloseLine:
     """Sent when a line is not needed any more, or its state cannot be trusted."""
 
@@ -109,7 +110,7 @@ class Produce:
     blank: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """A ticket: plan up to `count` batches from an offset of a line on. Answered by `Planned`."""
 
@@ -135,7 +136,7 @@ class Make:
     plan: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verify:
     """Sent for one batch in many: make it once more. Answered by `Verified` or `VerifyFailed`.
 
@@ -152,12 +153,12 @@ class Verify:
     plan: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TakeSnapshots:
     """Sent as the node drains. Answered by `Snapshots` or `SnapshotsFailed`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Free:
     """Sent before other messages, or soon: nobody reads these batches any more.
 
@@ -168,21 +169,21 @@ class Free:
     spans: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Hurry:
     """Sent where another job waits for a worker that tries a read of this one again and again."""
 
     log_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Judged:
     """The answer to `Judge`: the verdict that holds, in the store and for every worker."""
 
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Refused:
     """The answer to `Judge` where the store refuses the verdict: an error by its code."""
 
@@ -215,28 +216,39 @@ Ticketed = Produce | Plan | Make
 # --- what a worker says --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ready:
     """Said once, when the worker has started."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SetUp:
     """Said when the roles of a job are set up that nobody reads yet."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NewArena:
     """Said before the first batch that lies in an arena.
 
     Attributes:
-        number: 0, 1, ... in the order in which they are announced.
+        number: The lowest that no arena of the worker has.
         memory: The arena's memory.
     """
 
     number: int
     size_bytes: int
     memory: Descriptor
+
+
+@dataclass(slots=True)
+class GoneArena:
+    """Said of an arena in which nothing lies: the worker writes there no more, and has unmapped it.
+
+    Attributes:
+        number: Its number.
+    """
+
+    number: int
 
 
 @dataclass(slots=True)
@@ -263,7 +275,7 @@ class Done:
     exits: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Planned:
     """Said when batches are planned.
 
@@ -279,7 +291,7 @@ class Planned:
     snapshots: tuple[Snapshot, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TicketFailed:
     """Said where a ticket cannot be answered: an error by its code."""
 
@@ -289,7 +301,7 @@ class TicketFailed:
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LineFailed:
     """Said where a line does not open."""
 
@@ -300,7 +312,7 @@ class LineFailed:
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JobFailed:
     """Said where a job cannot be built or set up."""
 
@@ -310,7 +322,7 @@ class JobFailed:
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VerifyFailed:
     """Said where a batch cannot be made once more."""
 
@@ -320,7 +332,7 @@ class VerifyFailed:
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SnapshotsFailed:
     """Said where the lines of a worker give no snapshots."""
 
@@ -333,7 +345,7 @@ Failed = TicketFailed | LineFailed | JobFailed | VerifyFailed | SnapshotsFailed
 """What carries an error."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verified:
     """Said when a batch was made once more: its header holds the checksum of its body."""
 
@@ -341,14 +353,14 @@ class Verified:
     header: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Snapshots:
     """Said when all lines have told where they are."""
 
     lines: tuple[LineSnapshot, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Judge:
     """Said where an item failed twice: the worker waits until its verdict is durable.
 
@@ -361,14 +373,14 @@ class Judge:
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Warned:
     """Said where something is wrong that makes nothing fail: the server process logs it."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cost:
     """Said before an answer: what the batches of a job took since the last time.
 
@@ -388,7 +400,7 @@ class Cost:
     retries: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Counted:
     """Said before an answer: what a line's planner has counted, where that is news.
 
@@ -403,20 +415,22 @@ class Counted:
     before: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LaneEnds:
     """Said once for each line of a finite job, before an answer: its planner has met the end.
 
     Attributes:
         batches: How many batches the lane holds.
+        in_vain: What was counted of the lane, by name, where that is none.
     """
 
     log_id: bytes
     lane: int
     batches: int
+    in_vain: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Libraries:
     """Said before a job's first batch, which has imported what it needs: versions by library."""
 
@@ -436,6 +450,7 @@ FromWorker = (
     | VerifyFailed
     | SnapshotsFailed
     | NewArena
+    | GoneArena
     | Libraries
     | Judge
     | Warned
@@ -459,6 +474,7 @@ __all__ = [
     "Free",
     "FromServer",
     "FromWorker",
+    "GoneArena",
     "Hurry",
     "JobFailed",
     "Judge",

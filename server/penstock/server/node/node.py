@@ -4,7 +4,7 @@ Everything here runs in one event loop. Nothing here knows gRPC: `penstock.serve
 readers, whose demand it is. This is the face that the edge sees, and the order in which the parts
 start and end: `books` and `reader` say what is wanted, `dispatch` gives it to workers as tickets,
 `hearing` hears them, `answers` takes what tickets bring, `crew` keeps the workers alive; `shelf`,
-`audit` and `quarantine` see to snapshots, purity and verdicts.
+`audit` and `quarantine` see to snapshots, purity and verdicts, and `counting` to lengths.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from penstock.server.job import Job
 from penstock.server.node.answers import Answers
 from penstock.server.node.audit import Audit
 from penstock.server.node.books import Log
-from penstock.server.node.counting import Count
+from penstock.server.node.counting import Counting, count_processes
 from penstock.server.node.crew import ITEM_DEADLINE_S, Crew, Hear, Lose
 from penstock.server.node.dispatch import Dispatch
+from penstock.server.node.early import Early
 from penstock.server.node.ends import Ends
 from penstock.server.node.entry import Entry, State
 from penstock.server.node.hearing import Hearing
@@ -36,11 +37,13 @@ from penstock.server.node.process import WorkerProcess
 from penstock.server.node.quarantine import Quarantine
 from penstock.server.node.reader import Reader
 from penstock.server.node.shelf import Shelf
+from penstock.server.pipeline.known_order import SoFar
 from penstock.server.pipeline.verdicts import VerdictBook
+from penstock.server.processes import age_s
 from penstock.server.roles.reading import Reading
 from penstock.server.sources.catalog import pack_catalogs
 from penstock.server.store.base import JobRecord, Store
-from penstock.wire.errors import InvalidJob, PenstockError
+from penstock.wire.errors import InvalidJob
 from penstock.wire.numbering import Numbering
 from penstock.wire.order import Cut, Share
 
@@ -60,6 +63,7 @@ class Node:
         bound_bytes: How many bytes of batches may be ready or being made.
         snapshot_seconds: The least time between two writes of snapshots.
         observer: Told what happens.
+        early: Workers that were started before.
     """
 
     def __init__(
@@ -72,14 +76,15 @@ class Node:
         snapshot_seconds: float = 2.0,
         item_deadline_s: float = ITEM_DEADLINE_S,
         observer: Observer | None = None,
+        early: Early | None = None,
     ) -> None:
         self.jobs, self.store = dict(jobs), store
         self.bound_bytes, self._snapshot_seconds = bound_bytes, snapshot_seconds
         self.observer = observer = observer or Observer()
         self.incarnation = uuid.uuid4().hex[:12]
-        self.started_at = time.monotonic()
+        self.started_at, self.start_s = time.monotonic(), 0.0
         self.verdicts: dict[bytes, VerdictBook] = {}
-        self._files_fd = -1
+        self._early, self._files_fd = early, -1 if early is None else early.take_files()
         self._drained: dict[int, asyncio.Future[None]] = {}
         self.life = life = Life()
         self.shelf = Shelf(store, life)
@@ -91,18 +96,26 @@ class Node:
         audit = Audit(dispatch, crew, store, life, observer)
         self._quarantine = Quarantine(self.verdicts, dispatch, crew, store, life, observer)
         self.ends = ends = Ends(dispatch, store, life)
+        told = crew, self.shelf, ends, life, observer, item_deadline_s
+        self.counting = Counting(count_processes(workers), self.verdicts, *told)
         answers = Answers(dispatch, self.shelf, audit, observer)
         hearing = Hearing(
             dispatch, crew, answers, self.shelf, audit, self._quarantine, ends, life, observer
         )
+        hearing.counting = self.counting
         self.shelf.on_diverged = dispatch.diverged
         crew.dispatch, crew.hear = dispatch, hearing.hear
-        crew.on_lost = hearing.drained = self._has_drained
+        crew.on_lost, hearing.drained = self._lost, self._has_drained
         hearing.is_draining = lambda worker: worker.number in self._drained
 
     def _new_worker(self, number: int, hear: Hear, lose: Lose) -> WorkerProcess:
         return WorkerProcess(
-            number, hear, lose, files_fd=self._files_fd, workers=self._worker_count
+            number,
+            hear,
+            lose,
+            files_fd=self._files_fd,
+            workers=self._worker_count,
+            early=self._early,
         )
 
     @property
@@ -132,25 +145,27 @@ class Node:
             await self.store.register_job(record)
             if job.needs_counting:
                 ends = await self.store.lane_ends(job.log_id)
-                job.set_lane_ends([ends.get(lane) for lane in range(job.lanes)])
+                # A log without batches is counted again: its readers are told why it has none.
+                if any(ends.values()):
+                    job.set_lane_ends([ends.get(lane) for lane in range(job.lanes)])
         for log_id, job in firsts.items():
             self.dispatch.hold(job)
             self._say_how_it_reads(job)
             self.verdicts[log_id] = VerdictBook(await self.store.verdicts(log_id))
             self.observer.quarantined(job.name, self.verdicts[log_id].left_out)
-        self._files_fd = pack_catalogs(
+        catalogs = [
             catalog
             for job in self.jobs.values()
             for source in job.sources.values()
             for catalog in source.hand_over()
-        )
+        ]
+        self._files_fd = pack_catalogs(catalogs, self._files_fd)
         for worker in self.crew:
             worker.files_fd = self._files_fd
+        self.counting.files_fd = self._files_fd
         await self.crew.start()
         self.life.spawn(self.shelf.keep_saving(self._snapshot_seconds))
-        for log_id, job in firsts.items():
-            if not self.logs[log_id].numbering.is_complete:
-                self.life.spawn(self._count(job))
+        self.start_s = age_s()
 
     def _say_how_it_reads(self, job: Job) -> None:
         """Log a job's reading groups, and if there are more workers than suit it."""
@@ -181,19 +196,8 @@ class Node:
             groups=reading.groups,
             blocks_in_memory=reading.held,
             about_mib=round(reading.held * reading.block_bytes / 2**20),
+            amplification=round(reading.amplification(len(self.workers)) or 1.0, 2),
         )
-
-    async def _count(self, job: Job) -> None:
-        """Find out where a job's lanes end, beside its readers: its length is known sooner."""
-        count = Count(job, len(self.crew), self.crew.item_deadline_s, files_fd=self._files_fd)
-        try:
-            ends = await count.run()
-        except PenstockError as error:
-            # Its readers meet the same, and are told at the place where it holds them up.
-            logger.error("a job cannot be counted", job=job.name, error=error.message)
-            return
-        for lane, batches in enumerate(ends):
-            self.ends.found(self.log(job), lane, batches)
 
     async def drain(self, grace_s: float) -> None:
         """Give out no more tickets, let workers finish theirs, and save where lines stand."""
@@ -214,6 +218,10 @@ class Node:
                 break
             await asyncio.sleep(0.02)
         await self.shelf.save()
+
+    def _lost(self, worker: WorkerProcess) -> None:
+        self._has_drained(worker)
+        self.counting.lost(worker)
 
     def _has_drained(self, worker: WorkerProcess) -> None:
         future = self._drained.pop(worker.number, None)
@@ -238,6 +246,10 @@ class Node:
         """Return what is known of the order of a job's log; it learns as lanes are planned."""
         return self.log(job).numbering
 
+    def count(self, job: Job) -> SoFar | None:
+        """Find out where a job's log ends, for somebody who asks; None = that is known."""
+        return self.counting.ask(self.log(job))
+
     def open(
         self,
         job: Job,
@@ -246,10 +258,11 @@ class Node:
         start: int,
         lanes: Iterable[int] | None,
         wake: Callable[[], None],
+        host: str = "",
     ) -> Reader:
-        """Return a new reader; the caller closes it."""
+        """Return a new reader, of a process on this host; the caller closes it."""
         wanted = frozenset(lanes) if lanes is not None else None
-        return self.log(job).open(share, cut, start, wanted, wake, job)
+        return self.log(job).open(share, cut, start, wanted, wake, job, host)
 
     def note_given(self, job: Job, offsets: Mapping[int, int]) -> None:
         """Take in what a reader was given before this node knew of it: nothing of it may move.

@@ -27,6 +27,9 @@ class Observer:
     ) -> None:
         """What some batches cost: a worker's seconds by stage, bytes read from storage, draws."""
 
+    def counting(self, job: str, seconds: float, read_bytes: int) -> None:
+        """What it cost to find out where lanes end: seconds, and bytes read from storage."""
+
     def counted(
         self, job: str, lane: int, counters: Mapping[str, int], before: Mapping[str, int]
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -15,6 +15,7 @@ from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.node.books import Log
 from penstock.server.node.check import check
+from penstock.server.node.early import Early
 from penstock.server.node.entry import Entry
 from penstock.server.node.lanes import LaneState, LineState
 from penstock.server.node.messages import (
@@ -22,6 +23,7 @@ from penstock.server.node.messages import (
     Free,
     FromServer,
     FromWorker,
+    GoneArena,
     KnowJob,
     NewArena,
     Ticketed,
@@ -40,9 +42,10 @@ FREE_S = 0.05
 """How soon a worker hears at the latest that a batch's memory is free again."""
 
 MIN_DEPTH, MAX_DEPTH, DEPTH_S = 2, 48, 0.004
-"""Tickets that a worker holds at once: the next is there when one is done. Where tickets take less
-than `DEPTH_S` seconds it holds more of them, and gets them several at a time: a wake-up costs as
-much."""
+"""Tickets of a log that a worker holds at once: the next is there when one is done. Where they take
+less than `DEPTH_S` seconds it holds more of them, and gets them several at a time: a wake-up costs
+as much. Each log by itself: a worker that held as many long ones as short ones would keep the
+readers of other logs waiting until it has done them all."""
 
 
 @dataclass(eq=False)
@@ -76,6 +79,7 @@ class WorkerProcess:
         files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
         workers: How many there are on this node: what they keep for themselves is bounded for all
             of them together.
+        early: Workers that were started before the node was made, perhaps this one.
 
     Attributes:
         tickets: What it was asked and has not answered, in the order in which it was asked.
@@ -93,6 +97,7 @@ class WorkerProcess:
     on_death: Callable[[WorkerProcess], None]
     files_fd: int = -1
     workers: int = 1
+    early: Early | None = None
     tickets: dict[int, Ticket] = field(default_factory=dict)
     taken_back: dict[int, Ticket] = field(default_factory=dict)
     arenas: dict[int, ArenaReader] = field(default_factory=dict)
@@ -104,7 +109,7 @@ class WorkerProcess:
     stuck_s: float | None = None
     made_way: bool = False
     held_up_s: float = 0.0
-    tickets_per_s: float = 1 / DEPTH_S
+    _held: Counter[Log] = field(default_factory=Counter)  # of its tickets
     _answered_s: float = 0.0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -123,7 +128,8 @@ class WorkerProcess:
         self.started = True
 
     def _launch(self) -> Started:
-        return start_program(self.files_fd)
+        early = None if self.early is None else self.early.take(self.number)
+        return start_program(self.files_fd, early)
 
     @property
     def pid(self) -> int:
@@ -172,19 +178,21 @@ class WorkerProcess:
         last = next(reversed(self.tickets.values()), None)
         return last is not None and last.suspect
 
-    def room(self) -> int:
-        """Return how many tickets this worker may be given now."""
+    def room(self, log: Log) -> int:
+        """Return how many tickets of a log this worker may be given now."""
         if not self.ready or self.dead or self.held_up_s:
             return 0
         if self.alone:
             return 0
-        depth = min(MAX_DEPTH, max(MIN_DEPTH, int(DEPTH_S * self.tickets_per_s)))
-        return depth - len(self.tickets) if len(self.tickets) <= depth // 2 else 0
+        depth = min(MAX_DEPTH, max(MIN_DEPTH, int(DEPTH_S * log.tickets_per_s)))
+        held = self._held[log]
+        return depth - held if held <= depth // 2 else 0
 
     def give(self, ticket: Ticket, message: Ticketed) -> None:
         """Give a ticket."""
         ticket.given_s = self._loop.time()
         self.tickets[ticket.number] = ticket
+        self._held[ticket.log] += 1
         self.send(message)
 
     def answer(self, number: int) -> Ticket | None:
@@ -195,12 +203,13 @@ class WorkerProcess:
         self.taken_back.pop(number, None)
         ticket = self.tickets.pop(number, None)
         if ticket is not None:
+            self._held[ticket.log] -= 1
             now = self._loop.time()
             took_s = now - max(ticket.given_s, self._answered_s)
             # A mean of rates: where every other ticket takes next to no time, the next one must be
             # there at once, however long those between them take.
             rate = 1 / max(took_s, DEPTH_S / MAX_DEPTH)
-            self.tickets_per_s += 0.2 * (rate - self.tickets_per_s)
+            ticket.log.tickets_per_s += 0.2 * (rate - ticket.log.tickets_per_s)
             ticket.log.ticket_s += 0.2 * (took_s - ticket.log.ticket_s)
             self._answered_s = now
         return ticket
@@ -213,10 +222,11 @@ class WorkerProcess:
     def take_back(self, ticket: Ticket) -> None:
         """Take a ticket from this worker, which may still answer it."""
         self.taken_back[ticket.number] = self.tickets.pop(ticket.number)
+        self._held[ticket.log] -= 1
 
     def take_span(self, body: Body) -> Span:
         """Return the body of a batch that lies in an arena."""
-        arena, start, nbytes = body
+        arena, start, nbytes, _ = body
         reader = self.arenas[arena]
         reader.starts.add(start)
         view = reader.view[start : start + nbytes]
@@ -328,6 +338,8 @@ class WorkerProcess:
         message = check(message, known, self.arenas, self.logs)
         if isinstance(message, NewArena):
             self.arenas[message.number] = ArenaReader(message.memory.take(), message.size_bytes)
+        elif isinstance(message, GoneArena):
+            self.arenas.pop(message.number).close()
         else:
             self.on_message(self, message)
 

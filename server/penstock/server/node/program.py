@@ -7,10 +7,11 @@ import subprocess
 from typing import NamedTuple
 
 from penstock.server.node.channel import FROM_WORKER
+from penstock.server.node.early import WORKER
 from penstock.server.node.messages import FromServer, FromWorker
 from penstock.server.node.page import Page
 from penstock.server.node.port import Port, SocketPort
-from penstock.server.node.start import start
+from penstock.server.node.start import Process, start
 
 
 class Started(NamedTuple):
@@ -27,16 +28,17 @@ class Started(NamedTuple):
     page: Page
 
 
-def start_program(files_fd: int) -> Started:
+def start_program(files_fd: int, early: Process | None = None) -> Started:
     """Start a worker, which says `Ready` when it has started.
 
     Args:
         files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
+        early: One that was started before; None = none was.
 
     Raises:
         OSError: The system has no memory, process or file descriptor left for it.
     """
-    process, page, ours = start("penstock.server.node.worker_main", files_fd=files_fd)
+    process, page, ours = early or start(WORKER, files_fd=files_fd)
     return Started(process, SocketPort(ours, FROM_WORKER), page)
 
 

@@ -7,15 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.server.node.entry import Entry, Key, State
+from penstock.server.node.ranked import Ranked
 from penstock.server.node.unknown import Unknown
 from penstock.wire.order import Cut, Share
 
 if TYPE_CHECKING:
     from penstock.server.job import Job
     from penstock.server.node.books import Log
-
-MAX_PENDING = 1024
-"""Batches that one reader wants at once, wherever its horizon lies: that is only a number."""
+    from penstock.server.node.peers import Peer
 
 LOOK_POSITIONS = 1000
 """Positions that a reader of some lanes passes over in one turn: others are served in between."""
@@ -32,6 +31,7 @@ class Reader:
         lanes: Lanes wanted from this node; None = all.
         wake: Called when something may be taken, or has failed.
         job: The job by whose name it reads: another name of the log may have other policies.
+        peer: What it shares with the other readers of its host.
 
     Attributes:
         next: The position that its consumer needs next; it is given in any case.
@@ -41,6 +41,7 @@ class Reader:
         moved_at: When it last took a batch, or found its next one ready, on the monotonic clock.
         gave_way: What was ready for it was freed, as others needed the memory.
         unknown: What it waits to know.
+        ready: What is ready for it, and for no reader that needs it sooner; the farthest first.
     """
 
     def __init__(
@@ -52,8 +53,9 @@ class Reader:
         lanes: frozenset[int] | None,
         wake: Callable[[], None],
         job: Job,
+        peer: Peer,
     ) -> None:
-        self.job = job
+        self.job, self.peer = job, peer
         self.log, self.share, self.cut, self.lanes, self.wake = log, share, cut, lanes, wake
         tail = None if cut is None else log.numbering.tail(cut)
         self.end = None if tail is None else tail.end
@@ -67,6 +69,7 @@ class Reader:
         self.sent_batches = self.sent_bytes = self.sent_tokens = 0
         self._start = self._next_wanted = self._next_ahead = share.at_or_after(start)
         self.unknown = Unknown(self)
+        self.ready: Ranked[Entry] = Ranked()
 
     @property
     def head(self) -> int:
@@ -120,7 +123,7 @@ class Reader:
         """Want what lies below the horizon, a bounded number at once: more when these are taken."""
         limit = self._at_most(self.horizon)
         missed = 0
-        while self._next_wanted < limit and len(self.pending) < MAX_PENDING:
+        while self._next_wanted < limit and len(self.pending) < self.peer.pending_each:
             position = self._next_wanted
             self._next_wanted = self.share.nth_after(position, 1)
             key = self._key(position)
@@ -278,6 +281,8 @@ class Reader:
 
     def close(self) -> None:
         """Stop wanting anything; idempotent."""
+        if not self.closed:
+            self.log.peers.leave(self.peer)
         self.closed = True
         for entry in (*self.pending.values(), *self._ahead.values()):
             self.log.leave(entry, self)

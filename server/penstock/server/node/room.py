@@ -6,9 +6,10 @@ takes would fill that bound with its own batches, and keep all that is made for 
 
 from __future__ import annotations
 
+import heapq
 import operator
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import structlog
 
@@ -21,6 +22,10 @@ logger = structlog.get_logger("penstock.node")
 STALLED_S = 5.0
 """A reader that leaves what it is owed untaken for longer gives way to others, where memory is
 short: half of a training step is not so long, and a checkpoint may be."""
+
+MAX_PASSED = 16
+"""Ready batches of one reader that are passed over in search of one that may be freed: what others
+need sooner, too, may not."""
 
 GAVE_WAY = (
     "a reader that takes less than it asks for gives way: what was ready for it is made again when "
@@ -47,7 +52,7 @@ def lacks(log: Log, entry: Entry, busy_bytes: int) -> int:
     bound, used_bytes = log.bound_bytes, busy_bytes + log.largest_bytes
     if is_owed(entry):
         bound += len(log.readers) * log.largest_bytes
-    elif used_bytes > bound // 2 and _is_for_stalled(entry):
+    elif used_bytes > bound // 2 and is_for_stalled(entry):
         bound //= 2
     return used_bytes - bound
 
@@ -59,7 +64,8 @@ def has_stalled(reader: Reader) -> bool:
     return is_ready and time.monotonic() - reader.moved_at > STALLED_S
 
 
-def _is_for_stalled(entry: Entry) -> bool:
+def is_for_stalled(entry: Entry) -> bool:
+    """Tell whether nobody wants a batch but readers that have stalled."""
     return all(has_stalled(reader) for reader in entry.readers)
 
 
@@ -80,44 +86,56 @@ def find_room(log: Log, entry: Entry, logs: Collection[Log]) -> bool:
     lacking = lacks(log, entry, busy_bytes)
     if lacking <= 0 or entry.is_asked:
         return True
-    found = [(far, ready, other) for other in logs for far, ready in spare(other, entry)]
-    found.sort(key=operator.itemgetter(0), reverse=True)
-    for _, ready, other in found:
-        if lacking <= 0:
-            break
+    found = spare(entry, logs)
+    while lacking > 0 and (farthest := next(found, None)) is not None:
+        _, ready, other = farthest
         lacking -= ready.nbytes
         _push_out(other, ready)
     return lacking <= 0 or is_owed(entry)
 
 
-def spare(log: Log, entry: Entry) -> list[tuple[int, Entry]]:
-    """Return what may be freed for a batch to be made: how far ahead it is, and what.
+def spare(entry: Entry, logs: Collection[Log]) -> Iterator[tuple[int, Entry, Log]]:
+    """Yield what may be freed for a batch to be made, the farthest ahead of its readers first.
 
     It is ready for readers that need it later, never for the one that needs the batch soonest.
-    Where nobody is owed the batch, only readers that have stalled give way.
+    Where nobody is owed the batch, only readers that have stalled give way. To find each costs
+    about as much as there are readers, whatever they want.
 
     Args:
-        log: The books of a log.
-        entry: The batch, of this log or another.
+        entry: The batch.
+        logs: The books of all logs of the node.
+
+    Yields:
+        How far ahead it is, what may be freed, and the books of its log.
     """
     waits = not is_owed(entry)
-    stalled = {reader for reader in log.readers if has_stalled(reader)}
-    if waits and (not stalled or _is_for_stalled(entry)):
-        return []
-    first = min(entry.readers, key=lambda reader: reader.urgency(entry), default=None)
-    found = []
-    for other in log.entries.values():
-        if other.state is not State.READY or other.pins or not other.readers:
+    if waits and is_for_stalled(entry):
+        return
+    first = entry.nearest if entry.readers else None
+    each = [
+        _spare_of(log, reader, first, waits)
+        for log in logs
+        for reader in log.readers
+        if reader is not first and (not waits or has_stalled(reader))
+    ]
+    yield from heapq.merge(*each, key=operator.itemgetter(0), reverse=True)
+
+
+def _spare_of(
+    log: Log, reader: Reader, first: Reader | None, waits: bool
+) -> Iterator[tuple[int, Entry, Log]]:
+    """Yield what may be freed of what is ready for one reader, the farthest first."""
+    passed = 0
+    for entry in reader.ready.ascending():
+        nearest = entry.nearest
+        far = nearest.urgency(entry)
+        stays = entry.pins or log.lanes[entry.key.lane].error is not None
+        if far and not stays and nearest is not first and (not waits or is_for_stalled(entry)):
+            yield far, entry, log
             continue
-        if log.lanes[other.key.lane].error is not None:
-            continue
-        if waits and not other.readers <= stalled:
-            continue
-        nearest = min(other.readers, key=lambda reader: reader.urgency(other))
-        far = nearest.urgency(other)
-        if far and nearest is not first:
-            found.append((far, other))
-    return found
+        passed += 1
+        if passed > MAX_PASSED:
+            return
 
 
 def _push_out(log: Log, entry: Entry) -> None:
@@ -128,4 +146,4 @@ def _push_out(log: Log, entry: Entry) -> None:
     log.push_out(entry)
 
 
-__all__ = ["GAVE_WAY", "find_room", "has_stalled", "is_owed", "lacks", "spare"]
+__all__ = ["GAVE_WAY", "find_room", "has_stalled", "is_for_stalled", "is_owed", "lacks", "spare"]

@@ -12,6 +12,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.server.node.memory import is_sealed
+
 
 class ArenaReader:
     """One arena as the server process sees it: mapped for reading, counted while spans are in use.
@@ -23,6 +25,7 @@ class ArenaReader:
     Attributes:
         fd: The memfd, for reading only: processes on this host may have it.
         starts: Where the batches begin that lie in it and are not free.
+        may_be_lent: Nobody who is given the descriptor can write there.
         closed: Nothing reads it any more.
 
     Raises:
@@ -36,6 +39,7 @@ class ArenaReader:
                 raise ValueError(
                     f"an arena of {size_bytes} bytes that is not of that size for good"
                 )
+            self.may_be_lent = is_sealed(fd)
             self._map = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
             self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         finally:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.jobs.definition import rebuild
 from penstock.server.node.child import MARK, MAX_MESSAGE, end_fork
 from penstock.server.node.failures import failure_of
 from penstock.server.node.known import Build, Known, KnownJobs
@@ -38,7 +37,6 @@ from penstock.server.node.messages import (
     Plan,
     Planned,
     Produce,
-    Ready,
     Refused,
     SetUp,
     Snapshot,
@@ -52,7 +50,7 @@ from penstock.server.node.outbox import HOLD_S
 from penstock.server.node.page import Page
 from penstock.server.node.port import Port
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.kept import KEPT_BYTES, NODE_KEPT_BYTES
+from penstock.server.pipeline.kept import kept_bytes
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.pipeline.writing import Made
@@ -80,7 +78,7 @@ class Worker:
         port: Port[FromWorker, FromServer],
         page: Page,
         *,
-        build: Build = rebuild,
+        build: Build,
         hold_s: float = HOLD_S,
     ) -> None:
         self.page, self._pid = page, os.getpid()
@@ -95,9 +93,7 @@ class Worker:
         self.careful = False
 
     def run(self) -> None:
-        """Answer until the server process closes its end."""
-        self.link.start()
-        self.link.say(Ready())
+        """Answer until the server process closes its end; `Link.begin` comes before."""
         while True:
             if not self.link.inbox:
                 self.page.note("idle")
@@ -183,7 +179,7 @@ class Worker:
 
         items = Items(job, VerdictBook((), insert), self._progress)
         items.may_wait, items.careful = self.link.may_wait, self.careful
-        items.kept_bytes = min(KEPT_BYTES, NODE_KEPT_BYTES // message.workers)
+        items.kept_bytes = kept_bytes(message.workers)
         # The server process logs it: a worker's own words would stand between JSON lines.
         items.warn = lambda text: self.link.say(Warned(clean_text(text, MAX_MESSAGE)))
         return items
@@ -196,7 +192,7 @@ class Worker:
         made = line.make(plan, blank=message.blank)
         plan_told = None  # where arithmetic leads to any plan, nobody needs this one
         if not line.planner.can_seek():
-            plan_told = _plan_bytes(plan)
+            plan_told = _plan_bytes(made.plan)
             snapshots += snapshot_if_due(line)
         self._done(message.ticket, made, plan_told, snapshots, line)
 
@@ -257,7 +253,7 @@ class Worker:
             body = arena.view[start : start + made.nbytes]
             header = made.write(body)
             body.release()
-            span = Body(arena.number, start, made.nbytes)
+            span = Body(arena.number, start, made.nbytes, made.body_bytes)
         else:
             header = made.write(memoryview(bytearray()))
         told = (made.counts, made.emptied, tuple(snapshots), made.exits)
@@ -303,8 +299,12 @@ class Worker:
         end_fork(self._pid, [job.name for job in built if job.log_id == self.link.log_id])
 
 
+# Made once: `json.dumps` with separators makes one for each plan. Rows hold themselves nowhere.
+_encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+
+
 def _plan_bytes(plan: BatchPlan) -> bytes:
-    return json.dumps(plan.to_json(), separators=(",", ":")).encode()
+    return _encoder.encode(plan.to_json()).encode()
 
 
 def _plan_of(data: bytes) -> BatchPlan:

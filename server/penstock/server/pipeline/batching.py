@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from penstock.server.core.refs import ItemRef, Rows, SampleRef
@@ -28,10 +28,14 @@ class Batching:
         batcher: The batcher.
         samples: What processing gave for what the batcher holds, by (item, part).
         dropped: How many samples it has left out since the lane's beginning.
+        counts_more: The batcher may count something beside these.
+        tells_sizes: Samples have sizes, for the batcher or for whoever looks at plans; else all are
+            told as 0.
     """
 
     def __init__(self, job: Job, lane: int, roles: RoleSet, calls: Calls) -> None:
         self._job, self._lane, self._calls, self._roles = job, lane, calls, roles
+        self.tells_sizes = roles.needs_sizes
         self.samples: dict[tuple[ItemRef, int], Sample] = {}
         self.begin()
 
@@ -48,6 +52,7 @@ class Batching:
     def _take(self, batcher: SampleBatcher) -> None:
         self.batcher = batcher
         self.dropped = sum(batcher.dropped().values())
+        self.counts_more = type(batcher).counters is not SampleBatcher.counters
 
     def add(
         self, refs: Sequence[SampleRef], samples: Sequence[Sample | None], offset: int
@@ -170,9 +175,12 @@ class Batching:
             ) from error
         return size
 
-    def forget(self, ready: Iterable[Rows]) -> None:
+    def forget(self, ready: Collection[Rows]) -> None:
         """Forget every sample that neither the batcher nor a ready batch needs."""
         if not self.samples:
+            return
+        if not (ready or self.batcher.pending):  # as after each batch of whole draws
+            self.samples.clear()
             return
         held = {(ref.item, ref.part) for ref in self.batcher.pending}
         held |= {(ref.item, ref.part) for batch in ready for row in batch for ref in row}

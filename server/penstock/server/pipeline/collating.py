@@ -12,6 +12,7 @@ from penstock.server.roles.context import CollateContext, batch_key
 from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.server.usercode.seeding import BorrowedGlobals
 from penstock.wire.errors import BadBatch, PenstockError, SourceUnavailable
+from penstock.wire.packed import made
 
 
 class Collating:
@@ -23,6 +24,7 @@ class Collating:
 
     def __init__(self, calls: Calls) -> None:
         self._calls, self._job = calls, calls.job
+        self._whats = [Call(roles.collator, "collate") for roles in calls.job.role_sets]
         self._globals = BorrowedGlobals()
 
     def collate(
@@ -41,7 +43,7 @@ class Collating:
         collator = self._job.role_sets[plan.role_set].collator
         self._calls.progress("collate", None)
         try:
-            what = Call(collator, "collate")
+            what = self._whats[plan.role_set]
             values, counted = self._calls.retried(lambda: self._collate(rows, plan), what)
         except SourceUnavailable:
             raise
@@ -71,7 +73,7 @@ class Collating:
         """
         collator = self._job.role_sets[plan.role_set].collator
         try:
-            return collator.blank(values)
+            return collator.blank(made(values))
         except PenstockError:
             raise
         except Exception as error:
@@ -87,9 +89,9 @@ class Collating:
         if collator.uses_global_rng:
             with self._globals as borrowed:
                 borrowed.seed(batch_key(job.seed, plan.lane, plan.offset))
-                values = collator.collate(rows, context)
+                values = collator.collate_to_send(rows, context)
         else:
-            values = collator.collate(rows, context)
+            values = collator.collate_to_send(rows, context)
         # NumPy's integers, which a sum gives, cannot be in a message.
         return values, {name: int(value) for name, value in context.counts.items()}
 

@@ -36,6 +36,9 @@ def all_counts(counters: Mapping[str, int], batcher: SampleBatcher) -> dict[str,
     }
 
 
+Mark = tuple[int, ...]
+"""What changes whenever something was counted, in whatever way."""
+
 Accounting = tuple[tuple[str, int], ...]
 """Names and numbers, sorted by name, none of them 0."""
 
@@ -49,17 +52,35 @@ class Accounts:
 
     def __init__(self) -> None:
         self._before: dict[str, int] = {}
+        self._mark: Mark | None = None  # that `_before` was taken at; None = not known
         self._ready: deque[Accounting] = deque()
 
     def begin(self, counts: Mapping[str, int]) -> None:
         """Go on from these counts, with no batch ready."""
-        self._before = dict(counts)
+        self._before, self._mark = dict(counts), None
         self._ready.clear()
 
-    def finished(self, batches: int, counts: Callable[[], dict[str, int]]) -> None:
-        """Note that some batches are finished: the first of them bears all since the one before."""
-        if not batches:
-            return
+    def finished(
+        self, batches: int, mark: Mark, drawn: int, counts: Callable[[], dict[str, int]]
+    ) -> None:
+        """Note that some batches are finished: the first of them bears all since the one before.
+
+        Args:
+            batches: How many, at least one.
+            mark: What changes whenever anything was counted, draws aside.
+            drawn: How many items were drawn since the lane's beginning.
+            counts: Gives all that was counted since then.
+        """
+        if mark == self._mark:  # as after most batches
+            drawn_before, self._before["drawn"] = self._before.get("drawn", 0), drawn
+            self._ready.append(_drawn(drawn - drawn_before))
+        else:
+            self._mark = mark
+            self._ready.append(self._changed(counts))
+        if batches > 1:
+            self._ready.extend(() for _ in range(batches - 1))
+
+    def _changed(self, counts: Callable[[], dict[str, int]]) -> Accounting:
         before, self._before = self._before, counts()
         changed = [
             (name, int(count - before.get(name, 0)))
@@ -67,8 +88,7 @@ class Accounts:
             if count != before.get(name, 0)
         ]
         changed.sort()
-        self._ready.append(tuple(changed))
-        self._ready.extend(() for _ in range(batches - 1))
+        return tuple(changed)
 
     def next(self) -> Accounting:
         """Return what the next ready batch bears."""
@@ -83,7 +103,13 @@ class Accounts:
         """Take back what `state` gave."""
         before, ready = state
         self._before = {str(name): int(count) for name, count in before.items()}
+        self._mark = None
         self._ready = deque(tuple((str(n), int(count)) for n, count in bears) for bears in ready)
+
+
+@lru_cache(1024)  # the same few numbers, most often
+def _drawn(items: int) -> Accounting:
+    return (("drawn", items),) if items else ()
 
 
 @lru_cache(1024)  # the same few words at every batch

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from penstock.server.core.refs import BatchPlan, SampleRef
+from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.later import Fit, RowsOf
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.wire.errors import BadItem, PenstockError
+
+Found = dict[tuple[ItemRef, int], Sample]
+"""Samples by (item, part)."""
 
 
 class Exits:
@@ -17,17 +22,25 @@ class Exits:
         counts: By name: samples that are not in the batch, and sizes that were not as they were
             told (`penstock.server.core.reasons`).
         refused: What does not fit its plan, though another piece of its sample may.
+        verdicts: Each asks for a verdict about what is left out, in order: whoever makes the batch
+            asks for them, and who only looks at it does not.
+        put_off: Of what is refused, what may join another row or batch: its real size, and itself.
     """
 
     def __init__(self) -> None:
         # Plain dicts: most batches count nothing, and each has these.
         self.counts: dict[str, int] = {}
         self.refused: set[SampleRef] = set()
+        self.verdicts: list[Callable[[], object]] = []
+        self.put_off: dict[SampleRef, tuple[int, Sample]] = {}
+        self._real: dict[SampleRef, int] = {}  # sizes, where they are not as they were told
         self._given: dict[int, int] = {}  # by row, what samples have beyond their sizes
 
     def count(self, name: str, number: int = 1) -> None:
         """Add to a count."""
         self.counts[name] = self.counts.get(name, 0) + number
+        if not self.counts[name]:
+            del self.counts[name]
 
     def grants(self, ref: SampleRef, size: int, plan: BatchPlan, batcher: SampleBatcher) -> bool:
         """Tell whether a sample's row has room for a size above the planned one; then it is taken.
@@ -41,14 +54,62 @@ class Exits:
         if given > batcher.spare(plan.rows[number]):
             return False
         self._given[number] = given
-        self.count("size:larger")
-        self.count("size:larger_tokens", more)
+        self._note(ref, size)
         return True
 
-    def smaller(self, by: int) -> None:
+    def judge(self) -> None:
+        """Ask for the verdicts about what is left out.
+
+        Raises:
+            BadItem: The policy is to stop.
+        """
+        for ask in self.verdicts:
+            ask()
+
+    def smaller(self, ref: SampleRef, size: int) -> None:
         """Count a sample that is smaller than it was told: its row has padding in its place."""
-        self.count("size:smaller")
-        self.count("size:smaller_tokens", by)
+        self._note(ref, size)
+
+    def real(self, ref: SampleRef) -> int:
+        """Return the size of a sample, told or as it turned out."""
+        return self.put_off[ref][0] if ref in self.put_off else self._real.get(ref, ref.size)
+
+    def leaves(self, ref: SampleRef, size: int, sample: Sample) -> None:
+        """Note that a sample is not in its row, and may join another."""
+        if self._real.pop(ref, ref.size) != ref.size:
+            self._count_size(ref, size, -1)
+        self.put_off[ref] = size, sample
+        self.refused.add(ref)
+
+    def stays(self, ref: SampleRef) -> Sample:
+        """Note that a sample which was to leave its row does not; return it."""
+        size, sample = self.put_off.pop(ref)
+        self.refused.remove(ref)
+        self._note(ref, size)
+        return sample
+
+    def _note(self, ref: SampleRef, size: int) -> None:
+        self._real[ref] = size
+        self._count_size(ref, size, 1)
+
+    def _count_size(self, ref: SampleRef, size: int, by: int) -> None:
+        name = "size:larger" if size > ref.size else "size:smaller"
+        self.count(name, by)
+        self.count(f"{name}_tokens", by * abs(size - ref.size))
+
+    def fit(self, plan: BatchPlan) -> Fit:
+        """Return what the batch leaves to others; once all of its samples were looked at."""
+        if not (self._real or self.refused):
+            return Fit(plan.rows)
+        rows = [
+            [
+                ref._replace(size=self._real.get(ref, ref.size))
+                for ref in row
+                if ref not in self.refused
+            ]
+            for row in plan.rows
+        ]
+        return Fit(rows, tuple(ref._replace(size=size) for ref, (size, _) in self.put_off.items()))
 
 
 class Fitting:
@@ -62,29 +123,86 @@ class Fitting:
         self._items, self._job = items, items.job
 
     def sample(
-        self, ref: SampleRef, samples: Sequence[Sample], plan: BatchPlan, exits: Exits
+        self,
+        ref: SampleRef,
+        samples: Sequence[Sample],
+        plan: BatchPlan,
+        exits: Exits,
+        *,
+        comes_later: bool = False,
     ) -> Sample | None:
         """Return the sample that a ref means, of those that processing gave for its item.
 
         It may be smaller than it was told, and larger where its row has room for that; a piece must
-        be there to its end. None if it is not there, or does not fit: then its item is bad.
+        be there to its end. None if it is not there, or does not fit: then it may join another row,
+        or its item is bad.
 
-        Raises:
-            BadItem: That, and the policy is to stop.
+        Args:
+            ref: The sample.
+            samples: Those of its item.
+            plan: What it is part of.
+            exits: Where it is noted if it does not fit.
+            comes_later: It has found its row by its real size.
         """
         if ref.part < len(samples):
             sample = samples[ref.part]
             size = self._size_of(ref, sample, plan)
-            if self._fits(ref, size, plan, exits):
+            if self._fits(ref, size, plan, exits, comes_later):
                 return sample
+            if not comes_later and self._may_come_later(ref, size, plan):
+                exits.leaves(ref, size, sample)
+                return None
             planned = ref.size if ref.span is None else ref.span.stop
             reason = f"its size is {size}, and it was planned with {planned}"
         else:
             reason = f"it gave {len(samples)} samples, and sample {ref.part} was planned"
+        text = f"is not what it was when its batch was planned: {reason}"
+        exits.verdicts.append(partial(self._leave_out, ref, text, reason, plan))
+        exits.count("quarantined:size")
+        if self._job.later_within:
+            exits.count("size:put_off")
+        exits.refused.add(ref)
+        return None
+
+    def rearrange(self, plan: BatchPlan, found: Found, exits: Exits) -> None:
+        """Where a sample leaves its row, let the smallest leave in its place: these find room.
+
+        Args:
+            plan: The batch.
+            found: Its samples; those that leave go, and those that stay after all come.
+            exits: What was noted of it.
+        """
+        room = RowsOf(self._items, plan)
+        for row in plan.rows:
+            if not any(ref in exits.put_off for ref in row):
+                continue
+            # What fails leaves no room, and a piece does not leave the others of its sample.
+            free = [ref for ref in row if ref in exits.put_off or _is_free(ref, found)]
+            kept = [ref for ref in row if ref not in exits.refused and ref not in free]
+            for ref in sorted(free, key=lambda ref: -exits.real(ref)):
+                size = exits.real(ref)
+                if room.joins(kept, ref._replace(size=size)):
+                    kept.append(ref._replace(size=size))
+                    if ref in exits.put_off:
+                        found[ref[:2]] = exits.stays(ref)
+                elif ref not in exits.put_off:
+                    exits.leaves(ref, size, found.pop(ref[:2]))
+
+    def left_over(self, ref: SampleRef, plan: BatchPlan) -> None:
+        """Have an item judged whose sample found no room in the last batch where it might have.
+
+        Raises:
+            BadItem: The policy is to stop.
+        """
+        within = self._job.later_within
+        reason = f"no row had room for its {ref.size} up to {within} batches later"
+        text = f"has found no room: sizes told of its row were too small, and {reason}"
+        self._leave_out(ref, text, reason, plan)
+
+    def _leave_out(self, ref: SampleRef, text: str, reason: str, plan: BatchPlan) -> None:
         error = BadItem(
-            f"item {ref.item} of job {self._job.name!r} is not what it was when its batch was "
-            f"planned: {reason}; size() must not be below what process() gives, and process() must "
-            "be pure",
+            f"item {ref.item} of job {self._job.name!r} {text}; size() must not be below what "
+            "process() gives, and process() must be pure",
             item=list(ref.item),
             stage="size",
             reason=f"SIZE_MISMATCH: {reason}",
@@ -92,11 +210,15 @@ class Fitting:
         # The verdict tells people. It is never looked up: another piece of the same item may fit,
         # and every worker that makes this batch finds the same of this one.
         self._items.refuse("size", ref.item, error, plan.lane, plan.offset)
-        exits.count("quarantined:size")
-        exits.refused.add(ref)
-        return None
 
-    def _fits(self, ref: SampleRef, size: int, plan: BatchPlan, exits: Exits) -> bool:
+    def _may_come_later(self, ref: SampleRef, size: int, plan: BatchPlan) -> bool:
+        if not self._job.later_within or ref.span is not None:
+            return False
+        return RowsOf(self._items, plan).joins([], ref._replace(size=size))
+
+    def _fits(
+        self, ref: SampleRef, size: int, plan: BatchPlan, exits: Exits, comes_later: bool
+    ) -> bool:
         roles = self._job.role_sets[plan.role_set]
         if ref.span is not None:
             if size > ref.span.stop and roles.plans_from_refs and roles.plan is None:
@@ -106,8 +228,10 @@ class Fitting:
                     exits.count("size:cut_tokens", size - told)
             return size >= ref.span.stop
         if size < ref.size:
-            exits.smaller(ref.size - size)
-        return size <= ref.size or exits.grants(ref, size, plan, roles.batcher)
+            exits.smaller(ref, size)
+        if size <= ref.size or comes_later:
+            return size <= ref.size
+        return exits.grants(ref, size, plan, roles.batcher)
 
     def piece(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> Sample:
         """Return the piece of a sample that a ref means; all of it where it is not split."""
@@ -136,4 +260,8 @@ class Fitting:
             raise self._items.failure(error, what, plan.lane, plan.offset) from error
 
 
-__all__ = ["Exits", "Fitting"]
+def _is_free(ref: SampleRef, found: Found) -> bool:
+    return ref.span is None and ref[:2] in found
+
+
+__all__ = ["Exits", "Fitting", "Found"]

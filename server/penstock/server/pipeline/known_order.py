@@ -6,20 +6,58 @@ depends on them: nobody waits for a whole epoch to be counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import Planner, open_planner
+from penstock.wire.errors import PastEnd
 from penstock.wire.numbering import Located
 from penstock.wire.order import Cut
+
+
+class SoFar(NamedTuple):
+    """How far it is known how many batches a finite job has, where that is being found out.
+
+    Attributes:
+        text: For people.
+        is_going_on: More of it is being found out.
+    """
+
+    text: str
+    is_going_on: bool = True
+
+
+def expected_draws(job: Job, lane: int) -> int | None:
+    """Return how many draws a lane of a finite job has; None = not known before it ends."""
+    parts = job.lane_roles(lane)
+    # A lane of several sets is over where one of them is.
+    return parts[0].draws if len(parts) == 1 else None
+
+
+def items_counted(done: int, draws: Iterable[int | None]) -> str:
+    """Return for people how many items are counted.
+
+    Args:
+        done: That many.
+        draws: How many each lane draws.
+    """
+    known = list(draws)
+    total = sum(each or 0 for each in known)
+    return f"{done:,}{'' if None in known else f' of {total:,}'} items are counted"
+
+
+Look = Callable[[int, int], None]
+"""`(lane, offset)`: plans a lane as far as to know whether it holds a batch there."""
 
 
 class KnownOrder:
     """What is known of the order of one job, and more as it is asked for.
 
-    Planners of its own go ahead of the lines that make batches, so where planning needs the items
-    they are processed twice, as by a count. Verdicts that it finds are found again by those lines.
+    Who makes batches plans by the lines that make them (`look`). Where nobody does, and to count,
+    it has planners of its own: what these process, whoever makes the batches processes once more,
+    and verdicts that they find are found again.
 
     Args:
         job: The job; it is told where lanes end, as that is found.
@@ -35,25 +73,60 @@ class KnownOrder:
         self._items = items or Items(job)
         self._planners: dict[int, Planner] = {}
 
-    def locate(self, position: int, cut: Cut | None = None) -> Located:
+    @property
+    def so_far(self) -> str:
+        """Return for people how far it is counted."""
+        ends, lanes = self.numbering.order.ends or (), range(self.job.lanes)
+        draws = [expected_draws(self.job, lane) for lane in lanes]
+        over = sum(draws[lane] or 0 for lane in lanes if ends[lane] is not None)
+        return items_counted(over + sum(each.drawn for each in self._planners.values()), draws)
+
+    def locate(self, position: int, cut: Cut | None = None, look: Look | None = None) -> Located:
         """Return which batch stands at a position; plan what that depends on, where necessary.
 
         Args:
             position: Its number.
             cut: As for `Numbering.locate`.
+            look: Plans a lane up to an offset, and calls `reached`.
 
         Raises:
+            InvalidJob: The log holds no batch at all.
             PastEnd: It lies past the end.
             PenstockError: A lane cannot be planned.
         """
-        while (found := self.numbering.locate(position, cut)) is None:
+        while (found := self._located(position, cut)) is None:
             last = position
             if cut is not None and not cut.pad:
                 size = cut.batches_per_step
                 last = (position // size + 1) * size - 1
             for lane, offset in list(self.numbering.missing(last)):
-                self._plan(lane, offset)
+                (look or self._plan)(lane, offset)
         return found
+
+    def reached(self, lane: int, batches: int, end: int | None, in_vain: Mapping[str, int]) -> None:
+        """Learn that a lane holds at least so many batches, and its end where that is known.
+
+        Args:
+            lane: The lane.
+            batches: So many.
+            end: How many it holds; None = not known.
+            in_vain: What was counted of it, where it holds none.
+        """
+        if not self.numbering.is_finite or self.numbering.end_of(lane) is not None:
+            return
+        if end is None:
+            self.numbering.reach(lane, batches)
+            return
+        if not end:
+            self.numbering.in_vain[lane] = in_vain
+        self._ends(lane, end)
+
+    def _located(self, position: int, cut: Cut | None) -> Located | None:
+        try:
+            return self.numbering.locate(position, cut)
+        except PastEnd:
+            self.job.check_not_empty(self.numbering)
+            raise
 
     def count(self, is_enough: Callable[[], bool] = lambda: False) -> None:
         """Plan all lanes to their ends.
@@ -78,10 +151,10 @@ class KnownOrder:
             planner.forget()
             end = planner.offset if is_over else planner.end
             if end is not None:
-                self._ends(lane, end)
+                self.reached(lane, end, end, planner.counts())
                 return
         self._planners[lane] = planner
-        self.numbering.reach(lane, planner.offset)
+        self.reached(lane, planner.offset, None, {})
 
     def _ends(self, lane: int, batches: int) -> None:
         self.numbering.end(lane, batches)
@@ -90,4 +163,4 @@ class KnownOrder:
         self.job.set_lane_ends(ends)
 
 
-__all__ = ["KnownOrder"]
+__all__ = ["KnownOrder", "Look", "SoFar", "expected_draws", "items_counted"]

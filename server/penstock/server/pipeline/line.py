@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from penstock.server.core.refs import BatchPlan
+from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.maker import Maker
 from penstock.server.pipeline.planner import open_planner
 from penstock.server.pipeline.writing import Made
+from penstock.server.roles.base import Sample
 from penstock.wire import frame
 from penstock.wire.errors import BadSnapshot, LaneStarved, PastEnd, PositionFar
 from penstock.wire.numbering import Located
 
 logger = logging.getLogger("penstock")
+
+Samples = Mapping[tuple[ItemRef, int], Sample]
+"""By (item, part)."""
+
+
+class _Planned(NamedTuple):
+    """A batch that was planned ahead, and is to be made."""
+
+    plan: BatchPlan
+    samples: Samples
+
 
 TELL_EVERY = 16
 """Batches planned between two messages about how many are left."""
@@ -35,6 +48,8 @@ class Line:
         told_mark: The planner's mark of what was last told to whoever adds it up.
         told_end: It was told where the lane ends.
         emptied: How many of the last batches, in a row, quarantine has emptied.
+        kept_plans: Of so many batches the plans are kept: what fills the last step of a log is made
+            of these.
     """
 
     def __init__(
@@ -43,9 +58,13 @@ class Line:
         self.job, self.lane = job, lane
         self.items = items or Items(job)
         self.planner = open_planner(job, lane, self.items)
-        self.maker = Maker(job, self.items)
+        self.maker = Maker(job, self.items, goes_on=True)
         if snapshot is not None:
             self.planner.restore(snapshot)
+        self._ahead: deque[_Planned] = deque()
+        self._samples: Samples | None = None  # those of the latest plan, if it was planned ahead
+        self.kept_plans = 0
+        self._plans: OrderedDict[int, BatchPlan] = OrderedDict()
         self.told_mark = self.planner.count_mark()
         self.emptied, self.told_end = 0, False
 
@@ -60,7 +79,28 @@ class Line:
     @property
     def offset(self) -> int:
         """Return the offset of the next plan."""
-        return self.planner.offset
+        return self.planner.offset - len(self._ahead)
+
+    @property
+    def end(self) -> int | None:
+        """Return how many batches the lane holds; None = that is not known yet."""
+        return self.planner.end
+
+    def look(self, offset: int, kept: int) -> None:
+        """Plan ahead until it is known whether the lane holds a batch at an offset.
+
+        Args:
+            offset: Which.
+            kept: So many of the latest plans are kept until they are made, with their samples:
+                a line cannot go back to what was planned before these.
+        """
+        while self.planner.offset <= offset and (plan := self.planner.next()) is not None:
+            refs = ((ref.item, ref.part) for row in plan.rows for ref in row)
+            held = self.planner.samples
+            self._ahead.append(_Planned(plan, {key: held[key] for key in refs if key in held}))
+            self.planner.forget()
+            if len(self._ahead) > kept:
+                self._ahead.popleft()
 
     def advance(self) -> BatchPlan:
         """Return the next plan; its samples stay at hand until the next call.
@@ -68,14 +108,34 @@ class Line:
         Raises:
             PastEnd: The lane is over.
         """
-        plan = self.planner.next()
-        if plan is None:
+        if self._ahead:
+            plan, self._samples = self._ahead.popleft()
+            return plan
+        self._samples, following = None, self.planner.next()
+        if following is None:
             raise PastEnd(
                 f"lane {self.lane} of job {self.job.name!r} holds {self.planner.offset} batches, "
                 f"so it has no offset {self.planner.offset}",
                 lane=self.lane,
                 batches=self.planner.offset,
             )
+        return following
+
+    def has_plan(self, offset: int) -> bool:
+        """Tell whether the batch at an offset can be made, although the line is beyond it."""
+        return offset in self._plans
+
+    def plan_at(self, offset: int) -> BatchPlan:
+        """Return the plan at an offset: one that was kept, or the next, after those on the way."""
+        if offset in self._plans:
+            self._samples = {}
+            return self._plans[offset]
+        self.skip_to(offset)
+        plan = self.advance()
+        if self.kept_plans:
+            self._plans[offset] = plan
+            while len(self._plans) > self.kept_plans:
+                self._plans.popitem(last=False)
         return plan
 
     def skip_to(self, offset: int, tell: Callable[[int], None] | None = None) -> None:
@@ -88,6 +148,7 @@ class Line:
         if offset == self.offset:
             return
         if self.planner.can_seek():
+            self._ahead.clear()
             self.planner.seek(offset)
         while self.offset < offset:
             if tell is not None and self.offset % TELL_EVERY == 0:
@@ -97,9 +158,11 @@ class Line:
 
     def make(self, plan: BatchPlan, *, blank: bool = False) -> Made:
         """Return the batch of a plan, from the samples at hand where they are."""
-        coming = self.planner.coming(plan)
-        made = self.maker.make(plan, self.planner.samples, coming, blank=blank)
-        if self.planner.samples:
+        if self._samples is not None:
+            return self.maker.make(plan, self._samples, (), blank=blank)
+        coming, samples = self.planner.coming(plan), self.planner.samples
+        made = self.maker.make(plan, samples, coming, blank=blank)
+        if samples:
             self.planner.forget()
         return made
 
@@ -201,11 +264,10 @@ def compute(
         LaneStarved: Nothing but padding has come of the line for too long.
     """
     lane, offset, blanked = located or job.locate(position)
-    if line is None or line.lane != lane or line.offset > offset:
+    if line is None or line.lane != lane or (line.offset > offset and not line.has_plan(offset)):
         line = Line(job, lane)
     check_reachable(job, line, offset)
-    line.skip_to(offset)
-    made = line.make(line.advance(), blank=blanked or filler)
+    made = line.make(line.plan_at(offset), blank=blanked or filler)
     line.emptied = line.emptied + 1 if made.emptied else 0
     if line.emptied >= MAX_EMPTIED:
         raise only_padding(job, line.lane, offset)

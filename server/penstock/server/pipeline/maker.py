@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
+from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.job import Job
 from penstock.server.pipeline.collating import Collating
 from penstock.server.pipeline.columns import collate_columns
 from penstock.server.pipeline.fitting import Exits, Fitting
-from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.joining import Joining
 from penstock.server.pipeline.standin import StandIns
-from penstock.server.pipeline.verdicts import Bad
 from penstock.server.pipeline.writing import Made
 from penstock.server.roles.base import Sample
 from penstock.wire import frame
@@ -24,11 +25,14 @@ class Maker:
     Args:
         job: The job.
         items: Fetches and processes what is not at hand.
+        goes_on: It makes the batches of a lane one after another: what the later ones need of an
+            item is kept. Else each is made as if there were no other.
     """
 
-    def __init__(self, job: Job, items: Items) -> None:
+    def __init__(self, job: Job, items: Items, *, goes_on: bool = False) -> None:
         self.job, self.items = job, items
         self._fitting, self._collating = Fitting(items), Collating(items)
+        self._joining = Joining(items, self._fitting, goes_on=goes_on)
         self._stand_ins = StandIns(items)
         self._host = [
             [spec.name for spec in roles.collator.specs() if spec.place == "host"]
@@ -58,15 +62,19 @@ class Maker:
         """
         if not blank and (made := self._of_columns(plan)) is not None:
             return made
-        exits = Exits()
-        found = self._samples(plan, at_hand or {}, coming, exits)
+        exits, counted = Exits(), plan.accounting
+        found = self._joining.samples(plan, at_hand or {}, coming, exits)
+        if plan.before is not None or plan.later:
+            plan = self._joining.decided(plan, found, exits)
         kept = plan
         # As many as there are refs: then none is missing.
-        if len(found) < sum(map(len, plan.rows)):
+        if plan.later or len(found) < sum(map(len, plan.rows)):
             left = [
                 [ref for ref in row if ref[:2] in found and ref not in exits.refused]
                 for row in plan.rows
             ]
+            for number, ref in plan.later:
+                left[number] += [ref] * (ref[:2] in found)
             kept = plan if left == plan.rows else plan._replace(rows=left)
         rows = [
             [
@@ -87,19 +95,23 @@ class Maker:
             counts = dict.fromkeys(counts, 0)
         # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
         epoch = epoch_of(plan)
-        accounting = {} if blank else dict(plan.accounting) | exits.counts
+        accounting = {} if blank else dict(counted)
+        if exits.counts and not blank:
+            accounting = dict(Counter(accounting) + Counter(exits.counts))
         told = counts, accounting, exits.counts
-        return self._laid_out(kept, values, told, padding, emptied, epoch)
+        return self._laid_out(kept, values, told, padding, emptied, epoch, plan)
 
     def _of_columns(self, plan: BatchPlan) -> Made | None:
         """Return a batch whose samples need not become objects; None where they must."""
         if not self.job.role_sets[plan.role_set].columns or not self.items.verdicts.is_empty:
             return None
+        if plan.before is not None or plan.later:
+            return None
         if (found := collate_columns(self.items, plan)) is None:
             return None
         values, counts = found
         told = counts, dict(plan.accounting), dict[str, int]()
-        return self._laid_out(plan, values, told, False, False, epoch_of(plan))
+        return self._laid_out(plan, values, told, False, False, epoch_of(plan), plan)
 
     def _laid_out(
         self,
@@ -109,51 +121,12 @@ class Maker:
         padding: bool,
         emptied: bool,
         epoch: int,
+        decided: BatchPlan,
     ) -> Made:
         values = self.job.labelled(values, plan.role_set)
         self.items.progress("encode", None)
         layout = frame.Layout(values, host=self._host[plan.role_set])
-        return Made(self.job.log_id, plan, layout, *told, padding, emptied, epoch)
-
-    def _samples(
-        self,
-        plan: BatchPlan,
-        at_hand: Mapping[tuple[ItemRef, int], Sample],
-        coming: Sequence[ItemRef],
-        exits: Exits,
-    ) -> dict[tuple[ItemRef, int], Sample]:
-        """Return a plan's samples by (item, part): processed here where they are not at hand.
-
-        Those of items that fail, or are not what they were planned as, are not among them.
-        """
-        found: dict[tuple[ItemRef, int], Sample] = {}
-        missing: dict[ItemRef, list[SampleRef]] = {}
-        verdicts = None if self.items.verdicts.is_empty else self.items.verdicts
-        for row in plan.rows:
-            for ref in row:
-                if verdicts is not None and verdicts.find("exit", ref.item, plan.lane, plan.offset):
-                    exits.count("quarantined:exit")
-                    continue
-                key = ref[:2]
-                if key in at_hand:
-                    found[key] = at_hand[key]
-                else:
-                    missing.setdefault(ref.item, []).append(ref)
-        outcomes = self.items.outcomes(list(missing), "exit", coming)
-        needs_sizes = self.job.role_sets[plan.role_set].batcher.needs_sizes
-        for refs, outcome in zip(missing.values(), outcomes, strict=True):
-            if isinstance(outcome, Bad):
-                # Removed from its own batch only: no other item moves.
-                self.items.judge("exit", refs[0].item, outcome, plan.lane, plan.offset)
-                exits.count("quarantined:exit", len(refs))
-                continue
-            samples = [] if isinstance(outcome, Filtered) else outcome
-            for ref in refs:
-                if ref.part < len(samples) and not needs_sizes:
-                    found[ref[:2]] = samples[ref.part]
-                elif (sample := self._fitting.sample(ref, samples, plan, exits)) is not None:
-                    found[ref[:2]] = sample
-        return found
+        return Made(self.job.log_id, plan, layout, *told, padding, emptied, epoch, decided)
 
 
 def epoch_of(plan: BatchPlan) -> int:

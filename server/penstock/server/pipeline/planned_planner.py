@@ -10,6 +10,7 @@ from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.job import Job, LaneRoles
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.plans_before import PlansBefore
 from penstock.server.planned.log import in_words
 from penstock.server.roles.base import Sample
 from penstock.wire.errors import LaneStarved, PenstockError
@@ -41,6 +42,7 @@ class PlannedPlanner:
         self._from = 0  # the offset that it was last sent to
         self._before: Counter[str] | None = None  # what was counted up to there; None = not asked
         self._counted = Counter[str]()  # since then
+        self._plans_before = PlansBefore(job.later_within)
         self._coming: BatchPlan | None = None  # the next plan, where somebody has asked for it
         self._borne = self._drawn = 0  # batches that bear counts, and items, since the last seek
 
@@ -76,7 +78,11 @@ class PlannedPlanner:
             self._drawn += borne["drawn"]
             self._borne += 1
         self.offset += 1
-        return plan
+        return self._plans_before.complete(plan, lambda: self.offset == end, self._plan_at)
+
+    def _plan_at(self, offset: int) -> BatchPlan | None:
+        found = self._log.plan(self._part.lane, offset)
+        return found and found._replace(lane=self.lane, offset=offset + self.before)
 
     def coming(self, plan: BatchPlan) -> list[ItemRef]:
         """Return what the batch after this plan is made of, where it can be read meanwhile."""
@@ -89,7 +95,8 @@ class PlannedPlanner:
             except PenstockError:
                 return []  # it fails by name when it is asked for itself
         rows = () if self._coming is None else self._coming.rows
-        return list(dict.fromkeys(ref.item for row in rows for ref in row))
+        items = dict.fromkeys(ref.item for row in rows for ref in row)
+        return [item for item in items if item not in plan.again]  # those are kept
 
     def _starved(self) -> LaneStarved:
         counts = self._log.counts_of_epoch(self._part.lane)

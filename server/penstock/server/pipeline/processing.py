@@ -6,6 +6,7 @@ same bytes is a bad item, named here and judged elsewhere.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ class ProcessedItems(RawItems):
 
     Attributes:
         processed: How often `process` was called.
+        process_s: How long that usually takes for an item that a planner draws.
         watches_draws: Ask of each item whether it drew random numbers, until one did.
         drew: Whether one did, since this was set to False.
     """
@@ -60,7 +62,7 @@ class ProcessedItems(RawItems):
         retry_deadline_s: float = RETRY_DEADLINE_S,
     ) -> None:
         super().__init__(job, progress, retry_deadline_s)
-        self.processed = 0
+        self.processed, self.process_s = 0, 0.0
         self.watches_draws = self.drew = False
         self.chance = Chance(self)
         self._ready = False
@@ -82,14 +84,19 @@ class ProcessedItems(RawItems):
         """
         if not items:
             return []
-        self.set_up()
+        if not self._ready:
+            self.set_up()
         try:
             raws = self.raws(items)
         except BadItem:
             return [self._alone(item, stage) for item in items]
         if coming:
             self.read_ahead(coming)
-        return self._process(items, raws, stage)
+        began_s = time.perf_counter()
+        found = self._process(items, raws, stage)
+        item_s = (time.perf_counter() - began_s) / len(items)
+        self.process_s += 0.1 * (item_s - self.process_s)
+        return found
 
     def _alone(self, item: ItemRef, stage: str) -> list[Sample] | Filtered | Bad:
         """Fetch and process one item whose neighbours must not suffer from it."""
@@ -111,7 +118,7 @@ class ProcessedItems(RawItems):
                 results = contained(lambda: processor.process_batch(raws, contexts))
             except Exception as error:
                 # One of them fails, and is named when it is alone.
-                outcomes = self._one_by_one(items, raws, stage)
+                outcomes = self._one_by_one(items, raws, stage, processor)
                 if not any(isinstance(outcome, Bad) for outcome in outcomes):
                     self.tell_of(Call(processor, "process_batch"), error)
                 return outcomes
@@ -122,24 +129,28 @@ class ProcessedItems(RawItems):
                 outcome_of(result, context)
                 for result, context in zip(results, contexts, strict=True)
             ]
-        return self._one_by_one(items, raws, stage)
+        return self._one_by_one(items, raws, stage, processor)
 
     def _one_by_one(
-        self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
+        self,
+        items: Sequence[ItemRef],
+        raws: Sequence[RawItem],
+        stage: str,
+        processor: RawItemProcessor,
     ) -> list[list[Sample] | Filtered | Bad]:
         pairs = zip(items, raws, strict=True)
-        if not self.job.roles_of(items[0].source).processor.uses_global_rng:
-            return [self._process_one(item, raw, stage) for item, raw in pairs]
+        if not processor.uses_global_rng:
+            return [self._process_one(item, raw, stage, processor) for item, raw in pairs]
         with self.globals:
-            return [self._process_one(item, raw, stage) for item, raw in pairs]
+            return [self._process_one(item, raw, stage, processor) for item, raw in pairs]
 
     def _process_one(
-        self, item: ItemRef, raw: RawItem, stage: str
+        self, item: ItemRef, raw: RawItem, stage: str, processor: RawItemProcessor
     ) -> list[Sample] | Filtered | Bad:
         what = self.processing(item)
         self.progress("process", item)
         try:
-            process = partial(self._process_once, item, raw)
+            process = partial(self._process_once, item, raw, processor)
             return self.twice(process, what, item, NEVER_ABOUT_AN_ITEM)
         except NEVER_ABOUT_AN_ITEM:
             raise
@@ -147,9 +158,10 @@ class ProcessedItems(RawItems):
             bad = self.bad_item(stage, what, item, error)
             return Bad(bad, content_hash(raw), every_epoch=not self._drew_first)
 
-    def _process_once(self, item: ItemRef, raw: RawItem) -> list[Sample] | Filtered:
+    def _process_once(
+        self, item: ItemRef, raw: RawItem, processor: RawItemProcessor
+    ) -> list[Sample] | Filtered:
         """Process an item; where that fails, note whether anything random was drawn before."""
-        processor = self.job.roles_of(item.source).processor
         context = ProcessContext(item, self.job.seed)
         self.processed += 1
         if processor.uses_global_rng:

@@ -28,7 +28,7 @@ class RawItems(SourceCalls):
         retry_deadline_s: How long a source may be unavailable.
 
     Attributes:
-        kept_bytes: Raw items that are kept until they are needed again, or were read ahead, take at
+        kept_bytes: Items that are kept until they are needed again, or were read ahead, take at
             most so much memory.
     """
 
@@ -83,7 +83,7 @@ class RawItems(SourceCalls):
             self.keeper().ask(items)
 
     def keeper(self) -> KeptItems:
-        """Return what keeps raw items that will be needed."""
+        """Return what keeps items that will be needed."""
         if self._kept is None:
             self._kept = KeptItems(self._read_aside, self.kept_bytes)
         return self._kept

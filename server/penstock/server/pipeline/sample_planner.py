@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
-from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job, LaneRoles
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.ahead import LookAhead
@@ -20,6 +19,8 @@ from penstock.server.pipeline.batching import Batching
 from penstock.server.pipeline.counts import Accounts, all_counts, count_filtered
 from penstock.server.pipeline.ends import miscounted
 from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.judged import JudgedDraws
+from penstock.server.pipeline.plans_before import PlansBefore
 from penstock.server.pipeline.retry import Call
 from penstock.server.pipeline.runs import Runs
 from penstock.server.pipeline.starvation import Starvation
@@ -27,11 +28,7 @@ from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import Sample
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.usercode.contained import as_exception
-from penstock.wire.errors import (
-    BadItem,
-    PenstockError,
-    SourceUnavailable,
-)
+from penstock.wire.errors import BadItem, PenstockError, SourceUnavailable
 
 
 class SamplePlanner:
@@ -52,19 +49,21 @@ class SamplePlanner:
         self.offset = self.before = 0
         self.ended = False
         self.counters: Counter[str] = Counter()
-        self._is_whole = part is None  # the lane ends where this does
+        self._ends = part is None and job.epochs is not None  # the lane, where this does
         self._part = part or job.lane_roles(lane)[0]
         self.roles = self._part.roles
         self.draw_from(self._part.open_draws())
         self.batching = Batching(job, lane, self.roles, items)
         self._counts_parts = bool(self.draws.counts())
-        self._from_refs = self.roles.plans_from_refs
+        self._from_refs, self._needs_sizes = self.roles.plans_from_refs, self.roles.needs_sizes
         self._may_fail = self.roles.distributor.is_of_user()
         self._can_seek = self._part.can_seek(self.draws, self.batching.batcher)
         self.ready: deque[Rows] = deque()
+        self._flushed = False  # what is ready, if anything, is the end of the lane
+        self._before = PlansBefore(job.later_within)
         self._accounts = Accounts()
         self._starvation = Starvation(job, lane, self._part)
-        self.last_verdict = 0  # the highest number of one that removed a draw
+        self._judged = JudgedDraws(items, lane, self.counters)
         self._draws_of_batch = 0  # of the last finished one; 0 before the second, which has no pool
         self._counted_before = self.counts()
 
@@ -90,6 +89,11 @@ class SamplePlanner:
         return self.counters["drawn"]
 
     @property
+    def last_verdict(self) -> int:
+        """Return the highest number of a verdict that has removed a draw."""
+        return self._judged.last
+
+    @property
     def end(self) -> int | None:
         """Return how many batches the lane holds; None before its last item was drawn."""
         return self.offset + len(self.ready) if self.ended else None
@@ -105,7 +109,7 @@ class SamplePlanner:
             LaneStarved: As many draws as several epochs have gave no sample.
             LogDiverged: The lane ends elsewhere than where it was counted to end.
         """
-        end = self.job.lane_end(self.lane) if self._is_whole else None
+        end = self.job.lane_end(self.lane) if self._ends else None
         last = self.offset + 1 == end
         # Nothing must come after the last batch that was counted, so that is looked for, too.
         self._fill(2 if last else 1)
@@ -118,7 +122,7 @@ class SamplePlanner:
         rows, accounting = self.ready.popleft(), self._accounts.next()
         plan = BatchPlan(self.lane, self.place, rows, self.roles.number, accounting)
         self.offset += 1
-        return plan
+        return self._before.complete(plan, lambda: self._flushed and not self.ready)
 
     def _fill(self, batches: int) -> None:
         """Draw until so many batches are ready, or the lane is over."""
@@ -133,8 +137,9 @@ class SamplePlanner:
             except BaseException as raised:
                 raise self._draw_failure(raised) from raised
             if item is None:
-                self._finish(self.batching.flush(self.place))
-                self.ended = True
+                rest = self.batching.flush(self.place)
+                self._finish(rest)
+                self.ended, self._flushed = True, bool(rest)
                 self._starvation.begin()  # as a line has it that was sought behind the end
             else:
                 taken = False
@@ -192,25 +197,28 @@ class SamplePlanner:
 
     def _take(self, item: ItemRef) -> None:
         self.counters["drawn"] += 1
+        place = self.place
         batches: list[Rows] = []
         accepted = False
         taken = 0
         if self._from_refs:
-            size = self._size(item) if self.roles.needs_sizes else 0
+            size = self._size(item) if self._needs_sizes else 0
             if size is not None:
-                batches, accepted = self._add_unread(SampleRef(item, 0, size))
+                batches, accepted = self._add_unread(SampleRef(item, 0, size), place)
                 taken = size
         else:
-            outcome = self._outcome(item)
+            outcome = self._outcome(item, place)
             if isinstance(outcome, Filtered):
                 count_filtered(self.counters, outcome.reason)
             elif outcome is not None:
-                refs = [
-                    SampleRef(item, part, self.batching.size_of(item, sample, self.place))
-                    for part, sample in enumerate(outcome)
-                ]
-                batches, accepted = self._add(refs, outcome)
-                taken = sum(ref.size for ref in refs)
+                if self.batching.tells_sizes:
+                    size_of = self.batching.size_of
+                    sizes = [size_of(item, sample, place) for sample in outcome]
+                    refs = [SampleRef(item, part, size) for part, size in enumerate(sizes)]
+                    taken = sum(sizes)
+                else:
+                    refs = [SampleRef(item, part, 0) for part in range(len(outcome))]
+                batches, accepted = self._add(refs, outcome, place)
         # Draws that can be sought depend on no size, and must not count what seeking leaves out.
         self.draws.took(item, taken if accepted and not self._can_seek else 0)
         self._took(batches, 1, accepted=accepted)
@@ -224,61 +232,47 @@ class SamplePlanner:
         self._starvation.drew(draws, accepted=accepted, finished=finished, counts=self.counts)
 
     def _finish(self, batches: Sequence[Rows]) -> None:
-        self.ready.extend(batches)
-        self._accounts.finished(len(batches), self.counts)
+        if batches:
+            self.ready.extend(batches)
+            drawn = self.counters["drawn"]
+            self._accounts.finished(len(batches), self.count_mark(), drawn, self.counts)
 
     def _add(
-        self, refs: Sequence[SampleRef], samples: Sequence[Sample | None]
+        self, refs: Sequence[SampleRef], samples: Sequence[Sample | None], place: int
     ) -> tuple[list[Rows], bool]:
-        """Give the samples of an item to the batcher, which may refuse it.
-
-        Returns:
-            The finished batches, and whether a sample was kept.
-        """
+        """Give the batcher an item's samples; return finished batches, and whether one was kept."""
         try:
-            return self.batching.add(refs, samples, self.place)
+            return self.batching.add(refs, samples, place)
         except BadItem as error:
             return self._refused(refs[0].item, error)
 
-    def _add_unread(self, ref: SampleRef) -> tuple[list[Rows], bool]:
+    def _add_unread(self, ref: SampleRef, place: int) -> tuple[list[Rows], bool]:
         """Give the batcher a sample that nobody has processed; return as `_add`."""
         try:
-            return self.batching.add_unread(ref, self.place)
+            return self.batching.add_unread(ref, place)
         except BadItem as error:
             return self._refused(ref.item, error)
 
     def _refused(self, item: ItemRef, error: BadItem) -> tuple[list[Rows], bool]:
-        held = self.items.refuse("draw", item, error, self.lane, self.place)
-        self._count_verdict(held.verdict)
+        self._judged.refuse(item, error, self.place)
         return [], False
-
-    def _leave_out(self, item: ItemRef, bad: Bad) -> None:
-        """Have an item judged at the place where its verdict takes effect."""
-        held = self.items.judge("draw", item, bad, self.lane, self.place)
-        self._count_verdict(held.verdict)
-
-    def _count_verdict(self, verdict: Verdict) -> None:
-        self.counters["quarantined:draw"] += 1
-        self.last_verdict = max(self.last_verdict, verdict.number)
 
     def _left_out(self, item: ItemRef) -> bool:
         """Tell whether a verdict removes this draw; whatever was known of it ahead is forgotten."""
-        if self.items.verdicts.is_empty:
-            return False
-        verdict = self.items.verdicts.find("draw", item, self.lane, self.place)
-        if verdict is None:
+        if not self._judged.removes(item, self.place):
             return False
         self.ahead.forget(item)
         self._runs.forget()
-        self._count_verdict(verdict)
         return True
 
     def count_mark(self) -> tuple[int, int, int]:
         """Return what changes whenever `counts` does, draws aside; cheap enough for every batch."""
         drawn = self.counters["drawn"]
-        beside = sum(self.batching.batcher.counters().values())
+        batching, beside = self.batching, 0
+        if batching.counts_more:
+            beside = sum(batching.batcher.counters().values())
         others = sum(self.counters.values()) - drawn + drawn * self._counts_parts
-        return others, self.batching.dropped, beside
+        return others, batching.dropped, beside
 
     def counts(self) -> dict[str, int]:
         """Return all that was counted since the lane's beginning; see `all_counts`."""
@@ -290,27 +284,27 @@ class SamplePlanner:
 
     # --- items, some ahead ---
 
-    def _outcome(self, item: ItemRef) -> list[Sample] | Filtered | None:
+    def _outcome(self, item: ItemRef, place: int) -> list[Sample] | Filtered | None:
         """Return what processing gives for a drawn item; None if it is quarantined."""
-        if self._left_out(item):
+        if not self.items.verdicts.is_empty and self._left_out(item):
             return None
         made = self.offset + len(self.ready)
         useful = max(self._starvation.without_batch // 2, self._draws_of_batch)
-        outcome = self.ahead.outcome(item, self.place, useful, made)
+        outcome = self.ahead.outcome(item, place, useful, made)
         if isinstance(outcome, Bad):
-            self._leave_out(item, outcome)
+            self._judged.judge(item, outcome, place)
             return None
         return outcome
 
     def _size(self, item: ItemRef) -> int | None:
         """Return an item's size from its raw form, unprocessed; None if it is quarantined."""
-        if self._left_out(item):
+        if not self.items.verdicts.is_empty and self._left_out(item):
             return None
         size: int | Bad | None = self._runs.size(item)
         if size is None:
             size = self.ahead.size(item, self.place)
         if isinstance(size, Bad):
-            self._leave_out(item, size)
+            self._judged.judge(item, size, self.place)
             return None
         return size
 
@@ -345,12 +339,17 @@ class SamplePlanner:
         self.ahead.clear()
         self._runs.forget()
         self.ended = total is not None and before >= total and drawn < before
-        self.counters = Counter({"drawn": drawn} if drawn else {})
+        self._flushed = False
+        self._count_from({"drawn": drawn} if drawn else {})
         self._counted_before = self.counts()
         self._accounts.begin(self._counted_before)
         self.offset = offset
         self._starvation.begin()
-        self.last_verdict = 0
+        self._judged.last = 0
+
+    def _count_from(self, counters: Mapping[str, int]) -> None:
+        self.counters.clear()
+        self.counters.update(counters)
 
     def snapshot(self) -> bytes:
         """Return the canonical bytes from which a line restarts at `offset`."""
@@ -371,6 +370,8 @@ class SamplePlanner:
             state["verdicts"] = self.last_verdict
         if self.roles.number:
             state["role_set"] = self.roles.number
+        if self.job.later_within:
+            state["before"] = self._before.state()
         return state
 
     def restore(self, data: bytes) -> None:
@@ -395,10 +396,12 @@ class SamplePlanner:
             [[SampleRef.from_json(ref) for ref in row] for row in batch] for batch in state["ready"]
         )
         self.ended = bool(state["ended"])
-        self.counters = Counter(state["counters"])
+        self._count_from(state["counters"])
         self._accounts.restore(state["accounts"])
         self._starvation.without_sample, self._starvation.without_batch = state["without"]
-        self.last_verdict = int(state.get("verdicts", 0))
+        self._flushed = self.ended and bool(self.ready)
+        self._before.restore(state.get("before", []))
+        self._judged.last = int(state.get("verdicts", 0))
         self.batching.samples.clear()
         self.ahead.clear()
         self._runs.forget()

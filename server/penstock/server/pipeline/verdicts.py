@@ -51,6 +51,7 @@ class VerdictBook:
 
     Attributes:
         left_out: How many items are left out, by source, stage and kind of reason.
+        is_empty: It has no verdict, not even a released one: then `find` finds none.
     """
 
     def __init__(
@@ -62,17 +63,13 @@ class VerdictBook:
         self._known: dict[tuple[str, str, int], list[Verdict]] = {}
         self._insert, self._limit = insert, limit
         self.left_out: Counter[tuple[str, str, str]] = Counter()
+        self.is_empty = True  # asked for every batch
         self.learn(known)
 
     def __iter__(self) -> Iterator[Verdict]:
         """Yield every verdict, released ones too."""
         for verdicts in self._known.values():
             yield from verdicts
-
-    @property
-    def is_empty(self) -> bool:
-        """Tell whether it has no verdict, not even a released one: then `find` finds none."""
-        return not self._known
 
     def __contains__(self, verdict: object) -> bool:
         """Tell whether this very verdict is known."""
@@ -110,6 +107,7 @@ class VerdictBook:
                 known for known in before if not known.number or known.number != verdict.number
             ]
             self._known[place] = [*after, verdict]
+            self.is_empty = False
             self.left_out.subtract(_counted(before))
             self.left_out.update(_counted(self._known[place]))
 

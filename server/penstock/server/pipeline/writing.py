@@ -16,8 +16,10 @@ class Made:
         accounting: What was left out and cut on the way to it. A blank batch has none: the batch
             that it was made from has it.
         exits: The part of it that was found while the batch was made.
-        nbytes: Bytes of the body.
+        nbytes: Bytes of the body, as it travels.
+        body_bytes: Bytes that it has at its reader.
         emptied: Every item of it was left out.
+        plan: What it was made of, with what joins it: any worker makes it of this alone.
     """
 
     def __init__(
@@ -31,11 +33,13 @@ class Made:
         padding: bool,
         emptied: bool,
         epoch: int,
+        decided: BatchPlan,
     ) -> None:
         self._log_id, self._plan, self._layout, self._epoch = log_id, plan, layout, epoch
+        self.plan = decided
         self.counts, self.padding, self.emptied = counts, padding, emptied
         self.accounting, self.exits = accounting, exits
-        self.nbytes = layout.nbytes
+        self.nbytes, self.body_bytes = layout.sent_bytes, layout.nbytes
 
     def write(self, out: memoryview) -> bytes:
         """Write the body to exactly `nbytes` bytes and return the header, without its position."""

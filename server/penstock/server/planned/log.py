@@ -4,17 +4,18 @@ The items of an epoch are cut into windows, and each window is packed, once for 
 (`windows`, `packed`). In an epoch each sample takes the place of one of the same size, so batches
 hold other samples in each, and as many tokens; where neither the batcher nor the plan looks at
 sizes, any sample takes any place. `order` says which batch of which window has which number; lanes
-of a reading group take these in turn. So everything follows from (job, lane, offset), and nothing
-from what was planned before.
+of a reading group take these in turn. Batches that share samples follow each other in one lane
+(`chains`, `together`). So everything follows from (job, lane, offset), and nothing from what was
+planned before.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,49 +24,26 @@ from penstock.server.core.refs import BatchPlan, ItemRef, Row, SampleRef, Span
 from penstock.server.index.block import QUARANTINED
 from penstock.server.index.file import KEPT_BYTES, SizeIndex
 from penstock.server.index.inputs import check_inputs
-from penstock.server.planned.order import BalancedOrder, Costs, Place, WindowOrder
-from penstock.server.planned.packed import Outline, PackedWindow, outline, pack, with_cost
+from penstock.server.planned.order import Place
+from penstock.server.planned.packed import PackedWindow
 from penstock.server.planned.plan import Plan
+from penstock.server.planned.stream import ARRANGED, KEPT_SAMPLES, Packed, Recent, Stream
 from penstock.server.planned.windows import Integers, Reasons, Samples, Windows, pieces_of, run_of
-from penstock.server.roles.batchers import SimpleBatcher
+from penstock.server.roles.batchers import ConcatPackingBatcher, SimpleBatcher
+from penstock.server.roles.batchers.packer import RowPackingBatcher
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.reading import Reading
-from penstock.wire.errors import BadItem, InvalidJob
+from penstock.wire.errors import InvalidJob
 
 if TYPE_CHECKING:
     from penstock.server.role_set import RoleSet
-
-KEPT_SAMPLES = 4_000_000
-"""Samples of packed windows that a process keeps, in all: about 250 MB. Lanes of several reading
-groups, and of two epochs, draw from several windows at a time."""
 
 SAMPLE_BYTES, FILLED_BYTES = 50, 8
 """Of a sample in a packed window, and of its place in an epoch: measured over epochs of 2 and 8
 million samples, 33 to a row."""
 
-KeyT = TypeVar("KeyT")
-ValueT = TypeVar("ValueT")
-
-
-class _Recent(Generic[KeyT, ValueT]):
-    """What was used last, of at most `KEPT_SAMPLES` samples in all; the last one in any case."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[KeyT, tuple[ValueT, int]] = OrderedDict()
-        self._samples = 0
-
-    def get(self, key: KeyT) -> ValueT | None:
-        found = self._kept.get(key)
-        if found is None:
-            return None
-        self._kept.move_to_end(key)
-        return found[0]
-
-    def put(self, key: KeyT, value: ValueT, samples: int) -> None:
-        self._kept[key] = value, samples
-        self._samples += samples
-        while self._samples > KEPT_SAMPLES and len(self._kept) > 1:
-            self._samples -= self._kept.popitem(last=False)[1][1]
+ARRANGED_BYTES = 16
+"""Of a batch there, and of a piece that shares its sample with another batch: two numbers each."""
 
 
 class _Window(NamedTuple):
@@ -80,142 +58,6 @@ class _Window(NamedTuple):
     samples: Samples
     packed: PackedWindow
     filled: Integers
-
-
-class Stream:
-    """The batches of one reading group, or of the whole job: those of its lanes, in turn.
-
-    Args:
-        windows: Its windows.
-        roles: The roles.
-        plan: What the job says of it.
-        seed: The job's seed; None = nothing is shuffled.
-        step: The batches of a step, where steps are balanced; else None.
-        purpose: Keeps the orders of several groups apart.
-
-    Attributes:
-        windows: How many windows it has.
-        most_parts: Of how many parts of the line, such as storage blocks, a window has items.
-    """
-
-    def __init__(
-        self,
-        windows: Windows,
-        roles: RoleSet,
-        plan: Plan,
-        seed: int | None,
-        step: int | None,
-        purpose: str,
-    ) -> None:
-        self._windows, self._roles, self._plan, self._seed = windows, roles, plan, seed
-        self._step, self._purpose = step, purpose
-        self.windows, self.most_parts = len(windows), windows.most_parts
-        self._made: WindowOrder | BalancedOrder | None = None
-        self._batches: dict[int, int] = {}
-        self._counted: dict[int, Counter[str]] = {}
-        self._costs: dict[int, Costs] = {}
-
-    @property
-    def order(self) -> WindowOrder | BalancedOrder:
-        """Return where its batches stand."""
-        if self._made is None:
-            seed, epochs = self._seed, self._roles.epochs
-            if self._step is None:
-                self._made = WindowOrder(self.windows, self.count, seed, self._purpose)
-            else:
-                self._made = BalancedOrder(self.windows, self._cost, self._step, seed, epochs)
-        return self._made
-
-    @property
-    def batches(self) -> int:
-        """Return how many batches an epoch has."""
-        return self.order.batches
-
-    def samples(self, number: int) -> Samples:
-        """Return the samples of a window."""
-        return self._windows.samples(number)
-
-    def window(self, number: int, samples: Samples | None = None) -> PackedWindow:
-        """Return a window, packed: alike in all epochs.
-
-        Its counts are those of its items, too.
-
-        Raises:
-            BadItem: A sample does not fit, and the batcher refuses it.
-        """
-        samples = samples or self.samples(number)
-        try:
-            found = pack(
-                self._roles.batcher,
-                samples.sizes,
-                self._seed,
-                f"window {number} {self._purpose}",
-                by_length=self._plan.group_by_length,
-            )
-        except BadItem as error:
-            raise self._named(error, samples) from error
-        found.counts.update(samples.counts)
-        self._batches[number], self._counted[number] = len(found), Counter(found.counts)
-        if self._plan.balance is not None:
-            found = with_cost(found, self._plan.balance)
-            assert found.cost is not None
-            self._costs[number] = found.cost
-        return found
-
-    def learn(self, number: int, batches: int, cost: Costs | None) -> None:
-        """Take what `window` would find, from a process that has packed it."""
-        self._batches[number] = batches
-        if cost is not None:
-            self._costs[number] = cost
-
-    def count(self, number: int) -> int:
-        """Return how many batches a window has."""
-        if number not in self._batches:
-            found = self._outline(number, self._windows.sizes(number))
-            if found is not None and found.batches is not None:
-                self._batches[number] = found.batches
-            else:
-                self.window(number)
-        return self._batches[number]
-
-    def counts(self, number: int) -> Counter[str]:
-        """Return what a window counts, and those after it without a batch, which cannot bear it."""
-        found = Counter(self.counts_of(number))
-        for following in range(number + 1, number + self.windows):
-            other = following % self.windows
-            if self.count(other):
-                break
-            found.update(self.counts_of(other))
-        return found
-
-    def counts_of(self, number: int) -> Counter[str]:
-        """Return what a window counts."""
-        if number not in self._counted:
-            samples = self.samples(number)
-            found = self._outline(number, samples.sizes)
-            if found is None:
-                self.window(number, samples)
-            else:
-                self._counted[number] = found.counts + samples.counts
-        return self._counted[number]
-
-    def _outline(self, number: int, sizes: Integers) -> Outline | None:
-        try:
-            return outline(self._roles.batcher, sizes)
-        except BadItem:
-            self.window(number)  # which names the item
-            raise
-
-    def _cost(self, number: int) -> Costs:
-        if number not in self._costs:
-            self.window(number)
-        return self._costs[number]
-
-    def _named(self, error: BadItem, samples: Samples) -> BadItem:
-        slot = int(error.fields["item"])
-        name = list(self._roles.sources)[int(samples.sources[slot])]
-        item = ItemRef(name, int(samples.items[slot]), 0)
-        return BadItem(f"{item}: {error.message}", **{**error.fields, "item": list(item)})
 
 
 class PlannedLog:
@@ -270,6 +112,7 @@ class PlannedLog:
         pieces = pieces_of(drawer.drawn, self._order_seed, run)
         # So that only the last batch of an epoch is shorter, unless items are filtered.
         align = roles.batcher.batch_size if isinstance(roles.batcher, SimpleBatcher) else 1
+        self._packed = Recent[tuple[int, int], Packed]()
         self.streams = [
             Stream(
                 Windows(
@@ -287,12 +130,13 @@ class PlannedLog:
                 plan,
                 self._order_seed,
                 self._step,
-                f"of group {group}",
+                group,
+                roles.lanes // groups,
+                self._packed,
             )
             for group in range(groups)
         ]
-        self._packed = _Recent[tuple[int, int], tuple[Samples, PackedWindow]]()
-        self._filled = _Recent[tuple[int, int, int], Integers]()
+        self._filled = Recent[tuple[int, int, int], Integers]()
 
     def _check_samples(self, may_fail: int) -> None:
         """Refuse data that gives no sample, or fails too often, as the index says at its end."""
@@ -356,7 +200,34 @@ class PlannedLog:
             min(KEPT_SAMPLES, in_epoch) * SAMPLE_BYTES
             + min(KEPT_SAMPLES, in_epoch * passes) * FILLED_BYTES
             + min(KEPT_BYTES, self.index.nbytes)
+            + self._arranged_bytes(min(self._window, in_epoch))
         )
+
+    def _arranged_bytes(self, samples: float) -> float:
+        """Return about what the arranged batches of windows of so many samples take."""
+        batcher = self._roles.batcher
+        if not batcher.may_split:
+            return 0.0
+        batches = samples
+        if isinstance(batcher, RowPackingBatcher | ConcatPackingBatcher):
+            batches *= self.mean_tokens / (batcher.rows * batcher.max_tokens)
+        return ARRANGED * ARRANGED_BYTES * batches
+
+    @property
+    def mean_tokens(self) -> float:
+        """Return the tokens of a sample, in the mean; 0 where nothing has a size."""
+        every = [self.index.sources[name] for name in self._names]
+        return sum(source.tokens for source in every) / sum(source.samples for source in every)
+
+    def kept_tokens(self) -> int:
+        """Return about how many tokens of samples all lanes keep for their later batches.
+
+        As many as in the first windows, which are packed for it.
+        """
+        if not self._roles.keeps_pieces:
+            return 0
+        every = (stream for stream in self.streams if stream.windows)
+        return sum(stream.processed(0, *stream.packed(0)).kept for stream in every)
 
     def known_end(self, lane: int) -> int | None:
         """Return how many batches a lane holds; None = endless."""
@@ -388,7 +259,8 @@ class PlannedLog:
         rows = self._rows(window, place)
         counts = self.streams[stream].counts(place.window) if place.bears else Counter[str]()
         bears = tuple(sorted(counts.items()))
-        return BatchPlan(lane, offset, rows, self._roles.number, bears)
+        again = self._again(stream, window, place, rows)
+        return BatchPlan(lane, offset, rows, self._roles.number, bears, again=again)
 
     def stands(self, stream: int, epoch: int, window: int, batch: int) -> tuple[int, int]:
         """Return the lane and the offset of a batch.
@@ -461,13 +333,31 @@ class PlannedLog:
         ]
         return [refs[start - begin : stop - begin] for start, stop in pairwise(bounds)]
 
+    def _again(
+        self, stream: int, window: _Window, place: Place, rows: list[Row]
+    ) -> frozenset[ItemRef]:
+        """Return the items of a batch that the same lane needs again, later in the window."""
+        shared, found = window.packed.shared, self.streams[stream]
+        if shared is None or (arranged := found.arranged(place.window, place.epoch)) is None:
+            return frozenset()
+        at, lanes = int(arranged.places[place.batch]), self._roles.lanes // len(self.streams)
+        if at < 0:
+            return frozenset()
+        first, last = window.packed.rows[
+            window.packed.batches[[place.batch, place.batch + 1]]
+        ].tolist()
+        refs = (ref for row in rows for ref in row)
+        again = set()
+        for slot, ref in zip(window.packed.slots[first:last].tolist(), refs, strict=True):
+            if ref.span is not None:
+                others = arranged.places[shared.of(slot)]
+                if ((others > at) & (others % lanes == at % lanes)).any():
+                    again.add(ref.item)
+        return frozenset(again)
+
     def _window_of(self, stream: int, place: Place) -> _Window:
-        window, epoch = (stream, place.window), (stream, place.window, place.epoch)
-        found = self._packed.get(window)
-        if found is None:
-            samples = self.streams[stream].samples(place.window)
-            found = samples, self.streams[stream].window(place.window, samples)
-            self._packed.put(window, found, len(samples.sizes))
+        epoch = (stream, place.window, place.epoch)
+        found = self.streams[stream].packed(place.window)
         filled = self._filled.get(epoch)
         if filled is None:
             filled = self.filled(found[0], *epoch)
@@ -565,4 +455,4 @@ def check_plannable(roles: RoleSet, plan: Plan, batches_per_step: int | None) ->
     return drawer
 
 
-__all__ = ["KEPT_SAMPLES", "PlannedLog", "Stream", "check_plannable", "in_words"]
+__all__ = ["PlannedLog", "check_plannable", "in_words"]

@@ -10,6 +10,9 @@ other windows, and what fills no step there goes on into the next epoch. The ste
 in another order each epoch. Let T be the batches of an epoch, R those kept for its end: epoch e has
 `floor((e + 1) * T / G) - floor(e * T / G)` steps, the last `floor((e + 1) * R / G) - floor(e * R /
 G)` of them, at most one more than `floor(R / G)`, of kept batches.
+
+Windows whose batches share samples have them arranged once more, see `together`: whoever makes an
+order tells how.
 """
 
 from __future__ import annotations
@@ -22,12 +25,67 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.server.core.permutation import Permutation
+from penstock.server.planned.together import Arranged
 from penstock.server.planned.windows import Integers
 
 Costs = npt.NDArray[np.float64]
 
 _EPOCHS = 4
 """Epochs whose order of windows is kept: lanes may be in different ones."""
+
+
+Arrange = Callable[[int, int], Arranged | None]
+"""Return how a window's batches are arranged in an epoch; None = as the order itself has them."""
+
+
+def _as_it_is(window: int, epoch: int) -> None:
+    return None
+
+
+def batches_of(window: int, count: int, seed: int, epoch: int, purpose: str) -> Permutation:
+    """Return the order of a window's batches in an epoch, where they are shuffled.
+
+    Args:
+        window: The window.
+        count: How many batches it has.
+        seed: The job's seed.
+        epoch: The epoch.
+        purpose: Keeps the orders of several reading groups apart.
+    """
+    return Permutation(count, seed, epoch, f"batches of window {window} {purpose}")
+
+
+def steps_of(window: int, count: int, seed: int, epoch: int) -> Permutation:
+    """Return the order of a window's steps in an epoch, where they are shuffled.
+
+    Args:
+        window: The window.
+        count: How many whole steps it has.
+        seed: The job's seed.
+        epoch: The epoch.
+    """
+    return Permutation(count, seed, epoch, f"steps of window {window}")
+
+
+def by_cost(cost: Costs) -> Integers:
+    """Return a window's batches by cost; equal costs keep its order, so all machines agree."""
+    return np.argsort(cost, kind="stable")
+
+
+def in_steps(ranked: Integers, step: int, window: int, seed: int | None, epoch: int) -> Integers:
+    """Return the batches of a window's whole steps in an epoch, step by step: int64 (n,).
+
+    Args:
+        ranked: Its batches, by cost.
+        step: G.
+        window: The window.
+        seed: The job's seed; None = steps come one after another.
+        epoch: The epoch.
+    """
+    steps = ranked[len(ranked) % step :].reshape(-1, step)
+    if seed is not None:
+        steps = steps[steps_of(window, len(steps), seed, epoch).take(np.arange(len(steps)))]
+    return steps.reshape(-1)
 
 
 class Place(NamedTuple):
@@ -54,11 +112,18 @@ class WindowOrder:
         count: Tells how many batches a window has.
         seed: The job's seed; None = windows and batches come one after another.
         purpose: Keeps the orders of several groups apart.
+        arranged: Tells how the batches of a window are arranged.
     """
 
     def __init__(
-        self, windows: int, count: Callable[[int], int], seed: int | None, purpose: str
+        self,
+        windows: int,
+        count: Callable[[int], int],
+        seed: int | None,
+        purpose: str,
+        arranged: Arrange = _as_it_is,
     ) -> None:
+        self._arranged = arranged
         self._windows, self._count = windows, lru_cache(None)(count)
         self._seed, self._purpose = seed, purpose
         self._order = lru_cache(_EPOCHS)(self._windows_of)
@@ -89,7 +154,9 @@ class WindowOrder:
         """Return the number of a batch: the reverse of `find`."""
         place = int(np.flatnonzero(self._order(epoch) == window)[0])
         before = int(self._ends(epoch)[place]) - self._count(window)
-        if self._seed is not None:
+        if (arranged := self._arranged(window, epoch)) is not None:
+            batch = int(arranged.places[batch])
+        elif self._seed is not None:
             batch = _place_in(self._batches_of(window, epoch), self._count(window), batch)
         return epoch * self.batches + before + batch
 
@@ -112,12 +179,16 @@ class WindowOrder:
         windows = self._order(epoch)
         counts = [self._count(window) for window in windows.tolist()]
         batches = [
-            self._batches_of(window, epoch).take(np.arange(count))
-            if self._seed is not None
-            else np.arange(count)
+            self._all_of(window, epoch, count)
             for window, count in zip(windows.tolist(), counts, strict=True)
         ]
         return np.repeat(windows, counts), np.concatenate([*batches, np.empty(0, np.int64)])
+
+    def _all_of(self, window: int, epoch: int, count: int) -> Integers:
+        if (arranged := self._arranged(window, epoch)) is not None:
+            return arranged.batches
+        every = np.arange(count)
+        return every if self._seed is None else self._batches_of(window, epoch).take(every)
 
     def _in_first_windows(self, number: int) -> Place | None:
         """Return a batch of the first epoch without counting windows that come after it."""
@@ -132,14 +203,16 @@ class WindowOrder:
         return None
 
     def _place(self, epoch: int, window: int, inner: int) -> Place:
-        batch = inner if self._seed is None else self._batches_of(window, epoch)[inner]
+        if (arranged := self._arranged(window, epoch)) is not None:
+            batch = int(arranged.batches[inner])
+        else:
+            batch = inner if self._seed is None else self._batches_of(window, epoch)[inner]
         return Place(epoch, window, batch, inner == 0)
 
     def _batches_of(self, window: int, epoch: int) -> Permutation:
         """Return the order of a window's batches; only where they are shuffled."""
         assert self._seed is not None
-        purpose = f"batches of window {window} {self._purpose}"
-        return Permutation(self._count(window), self._seed, epoch, purpose)
+        return batches_of(window, self._count(window), self._seed, epoch, self._purpose)
 
     def _windows_of(self, epoch: int) -> Integers:
         every = np.arange(self._windows)
@@ -160,6 +233,7 @@ class BalancedOrder:
         step: G, the batches of a step.
         seed: The job's seed; None = windows and steps come one after another.
         epochs: How many epochs there are; None = no end.
+        arranged: Tells how the batches of a window's steps are arranged.
     """
 
     def __init__(
@@ -169,19 +243,20 @@ class BalancedOrder:
         step: int,
         seed: int | None,
         epochs: int | None,
+        arranged: Arrange = _as_it_is,
     ) -> None:
         self._step, self._seed, self._epochs = step, seed, epochs
+        self._arranged = arranged
         every = [costs(window) for window in range(windows)]
-        # Sorted here: equal costs keep the window's order, so all machines agree.
-        self._sorted = [np.argsort(cost, kind="stable") for cost in every]
+        self._sorted = list(map(by_cost, every))
         self._counts = np.array([len(cost) for cost in every], np.int64)
         self._steps = self._counts // step
         kept = [order[: len(order) % step] for order in self._sorted]
         kept_costs = np.concatenate([cost[own] for cost, own in zip(every, kept, strict=True)])
-        by_cost = np.argsort(kept_costs, kind="stable")
-        self._kept_costs = kept_costs[by_cost]
-        self._kept_windows = np.repeat(np.arange(windows), [len(own) for own in kept])[by_cost]
-        self._kept = np.concatenate(kept)[by_cost]
+        ranked = np.argsort(kept_costs, kind="stable")
+        self._kept_costs = kept_costs[ranked]
+        self._kept_windows = np.repeat(np.arange(windows), [len(own) for own in kept])[ranked]
+        self._kept = np.concatenate(kept)[ranked]
         self.batches = int(self._counts.sum())
         self._order = lru_cache(_EPOCHS)(self._windows_of)
         # The first of the kept batches of each window without a step, by its place among all kept.
@@ -209,6 +284,8 @@ class BalancedOrder:
         window = int(self._order(epoch)[at])
         place -= int(ends[at - 1]) if at else 0
         bears = place == 0 and inner == 0
+        if (arranged := self._arranged(window, epoch)) is not None:
+            return Place(epoch, window, int(arranged.batches[place * self._step + inner]), bears)
         if self._seed is not None:
             place = self._steps_of(window, epoch)[place]
         order = self._sorted[window]
@@ -218,12 +295,14 @@ class BalancedOrder:
     def number_of(self, epoch: int, window: int, batch: int) -> int:
         """Return the number of a batch: the reverse of `find`."""
         order, size = self._sorted[window], self._step
-        by_cost = int(np.flatnonzero(order == batch)[0]) - len(order) % size
-        if by_cost < 0:
+        rank = int(np.flatnonzero(order == batch)[0]) - len(order) % size
+        if rank < 0:
             is_it = (self._kept_windows == window) & (self._kept == batch)
             return self._number_of_kept(epoch, int(np.flatnonzero(is_it)[0]))
-        place, inner = divmod(by_cost, size)
-        if self._seed is not None:
+        place, inner = divmod(rank, size)
+        if (arranged := self._arranged(window, epoch)) is not None:
+            place, inner = divmod(int(arranged.places[batch]), size)
+        elif self._seed is not None:
             place = _place_in(self._steps_of(window, epoch), int(self._steps[window]), place)
         windows = self._order(epoch)
         before = self._steps[windows[: int(np.flatnonzero(windows == window)[0])]].sum()
@@ -242,8 +321,8 @@ class BalancedOrder:
         for window, at in self._first_kept.items():
             windows.append(window)
             numbers.append(self._number_of_kept(epoch, at))
-        by_number = np.argsort(numbers, kind="stable")
-        return np.array(windows, np.int64)[by_number], np.array(numbers, np.int64)[by_number]
+        ranked = np.argsort(numbers, kind="stable")
+        return np.array(windows, np.int64)[ranked], np.array(numbers, np.int64)[ranked]
 
     def least_number(self, epoch: int) -> int:
         """Return a number below which an epoch has no batch: that of its first step.
@@ -256,13 +335,12 @@ class BalancedOrder:
         """Return window and batch of every number of an epoch's whole steps: int64 (n,) each."""
         step, kept, windows, batches = self._step, len(self._kept), [], []
         for window in self._order(epoch).tolist():
-            order = self._sorted[window]
-            steps = order[len(order) % step :].reshape(-1, step)
-            if self._seed is not None:
-                places = self._steps_of(window, epoch).take(np.arange(len(steps)))
-                steps = steps[places]
-            windows.append(np.full(steps.size, window))
-            batches.append(steps.reshape(-1))
+            if (arranged := self._arranged(window, epoch)) is not None:
+                own = arranged.batches
+            else:
+                own = in_steps(self._sorted[window], step, window, self._seed, epoch)
+            windows.append(np.full(len(own), window))
+            batches.append(own)
         for number in range(epoch * kept // step, (epoch + 1) * kept // step):
             first, members = self._kept_step(number)
             places = (first + members) % kept
@@ -274,7 +352,7 @@ class BalancedOrder:
     def _steps_of(self, window: int, epoch: int) -> Permutation:
         """Return the order of a window's steps; only where they are shuffled."""
         assert self._seed is not None
-        return Permutation(int(self._steps[window]), self._seed, epoch, f"steps of window {window}")
+        return steps_of(window, int(self._steps[window]), self._seed, epoch)
 
     def _kept_at(self, epoch: int, step: int, inner: int) -> Place:
         """Return a batch of the `step`-th step of kept ones in an epoch."""
@@ -317,4 +395,13 @@ def _place_in(order: Permutation, length: int, wanted: int) -> int:
     return int(np.flatnonzero(order.take(np.arange(length)) == wanted)[0])
 
 
-__all__ = ["BalancedOrder", "Place", "WindowOrder"]
+__all__ = [
+    "Arrange",
+    "BalancedOrder",
+    "Costs",
+    "Place",
+    "WindowOrder",
+    "batches_of",
+    "by_cost",
+    "in_steps",
+]

@@ -18,6 +18,7 @@ from penstock.server.core.expression import Expression
 from penstock.server.core.permutation import Permutation
 from penstock.server.core.refs import ItemRef, Rows, SampleRef
 from penstock.server.pipeline.counts import all_counts
+from penstock.server.planned.chains import Chains, Shared, chains_of, order_of_rows, shared_by
 from penstock.server.planned.windows import Integers
 from penstock.server.roles.base import SampleBatcher
 from penstock.server.roles.batchers import (
@@ -52,6 +53,8 @@ class PackedWindow:
         batches: int64 (batches + 1,): where each batch begins among the rows, and their number.
         counts: What the batcher counted: `dropped:REASON` and `batcher:NAME`.
         cost: float64 (batches,): what each batch costs; None = nobody asked.
+        shared: Which batches hold pieces of one sample; None = each sample is in one batch.
+        chains: Batches that are to follow each other in one lane; None where `shared` is None.
     """
 
     slots: Integers
@@ -62,6 +65,8 @@ class PackedWindow:
     batches: Integers
     counts: Counter[str]
     cost: npt.NDArray[np.float64] | None = None
+    shared: Shared | None = None
+    chains: Chains | None = None
 
     def __len__(self) -> int:
         """Return how many batches there are."""
@@ -235,16 +240,21 @@ def _by_window(
         order = np.argsort(firsts, kind="stable")
     else:
         order = Permutation(rows, seed, 0, f"rows of {purpose}").take(np.arange(rows))
+    order, chains = order_of_rows(slots[pieces], starts[pieces], bounds, order, batcher.rows)
     pieces, bounds = _reordered(pieces, bounds, order)
     is_cut = bool((starts >= 0).any())
+    batches = np.append(np.arange(0, rows, batcher.rows), rows) if rows else np.zeros(1, np.int64)
+    shared = shared_by(slots[pieces], bounds, batches)
     return PackedWindow(
         slots[pieces],
         starts[pieces] if is_cut else None,
         stops[pieces] if is_cut else None,
         of_piece[pieces],
         bounds,
-        np.append(np.arange(0, rows, batcher.rows), rows) if rows else np.zeros(1, np.int64),
+        batches,
         +counts,
+        shared=shared,
+        chains=None if shared is None else chains,
     )
 
 
@@ -331,14 +341,19 @@ def _one_by_one(batcher: SampleBatcher, sizes: Integers) -> PackedWindow:
     starts = [-1 if span is None else span.start for span in spans]
     stops = [-1 if span is None else span.stop for span in spans]
     slots = _array([ref.item.index for ref in refs])
+    rows = np.cumsum(_array([0, *(len(row) for batch in found for row in batch)]))
+    batches = np.cumsum(_array([0, *map(len, found)]))
+    shared = shared_by(slots, rows, batches)
     return PackedWindow(
         slots,
         _array(starts) if is_split else None,
         _array(stops) if is_split else None,
         _array([ref.size for ref in refs]) if looks or is_split else sizes[slots],
-        np.cumsum(_array([0, *(len(row) for batch in found for row in batch)])),
-        np.cumsum(_array([0, *map(len, found)])),
+        rows,
+        batches,
         +counts,
+        shared=shared,
+        chains=None if shared is None else chains_of(shared, sizes),
     )
 
 

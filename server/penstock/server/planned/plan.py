@@ -9,7 +9,7 @@ from penstock.server.core.expression import Expression
 from penstock.wire.checks import check_flag, check_whole
 from penstock.wire.errors import InvalidJob
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 """Version of the arithmetic of planned logs, part of the log id of each."""
 
 DEFAULT_WINDOW = 262_144

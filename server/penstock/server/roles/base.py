@@ -731,6 +731,15 @@ class SampleBatcher(Role, ABC):
         return self.chooses_from()
 
     @property
+    def may_split(self) -> bool:
+        """Tell whether pieces of one sample may come to several batches.
+
+        False promises that no ref has a span that begins or ends within its sample; it lets any
+        worker make any batch of a planned job.
+        """
+        return True
+
+    @property
     def may_refuse(self) -> bool:
         """Tell whether `add` may raise: then its state is copied before an item of several samples.
 
@@ -773,6 +782,18 @@ class SampleBatcher(Role, ABC):
         row if there is so much room, and else it is a bad item. By default there is none.
         """
         return 0
+
+    def joins(self, row: Row, ref: SampleRef) -> bool:
+        """Tell whether a sample may join a row when that is packed; its state must not matter.
+
+        Where a job says `later_within`, a sample that was larger than told takes room that is left
+        in another row. By default no sample may.
+
+        Args:
+            row: What lies in it, each with the size that it turned out to have.
+            ref: The sample, of its real size.
+        """
+        return False
 
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out since the lane's start.
@@ -834,6 +855,16 @@ class BatchCollator(Role, ABC):
                 quarantined; all of them only with `pads_empty`.
             context: Lane, offset, random generator, counts.
         """
+
+    def collate_to_send(
+        self, rows: Sequence[Sequence[Sample]], context: CollateContext
+    ) -> dict[str, Any]:
+        """Return what `collate` gives; values may be `penstock.wire.packed.Derived`.
+
+        These follow from the token ids of packed rows, so the trainer's process makes them. Nodes
+        call this; `packed` overrides it, for itself and for subclasses that keep its `collate`.
+        """
+        return self.collate(rows, context)
 
     def blank(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return a batch of the same shapes that must not train: by default the values as they are.

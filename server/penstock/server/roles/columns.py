@@ -91,7 +91,7 @@ class ColumnCollator(ABC):
 
     @abstractmethod
     def collate_columns(self, rows: ColumnRows, context: CollateContext) -> dict[str, Any]:
-        """Return what `collate` returns for these samples, to the byte.
+        """Return what `collate_to_send` of the collator returns for these samples, to the byte.
 
         Args:
             rows: The rows; all of their columns have the same lengths.

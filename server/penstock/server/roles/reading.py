@@ -21,16 +21,31 @@ class Blocks:
             known.
         items_are_apart: Whether an item can be read without the rest of its block, so that
             `shuffle: full` is no waste.
+        whole: How many storage blocks they are parts or copies of that must be decoded whole; None
+            = each is one of its own.
     """
 
     items: Sequence[int]
     nbytes: Sequence[int] | None = None
     stored: Sequence[int] | None = None
     items_are_apart: bool = False
+    whole: int | None = None
+
+    @property
+    def decoded(self) -> int:
+        """Return how many storage blocks must be decoded whole for an item in them."""
+        if self.whole is not None:
+            return self.whole
+        return 0 if self.items_are_apart else sum(items > 0 for items in self.items)
 
     def __len__(self) -> int:
         """Return how many blocks there are."""
         return len(self.items)
+
+
+MOST_AMPLIFICATION = 1.15
+"""What is read in an epoch by default, as a multiple of what is drawn, at most: the promise of
+docs/operate.md, with its exceptions."""
 
 
 class Reading(NamedTuple):
@@ -81,6 +96,22 @@ class Reading(NamedTuple):
         if self.blocks is None:
             return self.all_blocks
         return min(self.all_blocks, (self.groups or 1) * self.blocks)
+
+    def amplification(self, workers: int) -> float | None:
+        """Return how often an epoch reads a block in the mean; None = it depends on the items.
+
+        Each border between two workers falls into a block, which both of them read. Where lanes are
+        not dealt to groups every worker reads all blocks: each epoch anew, or once where it keeps
+        them all.
+
+        Args:
+            workers: The workers of a node.
+        """
+        if self.blocks is None:
+            return None
+        if self.groups is None:
+            return float(workers)
+        return 1 + (min(workers, self.groups) - 1) / self.all_blocks
 
     @property
     def is_read_by_all(self) -> bool:

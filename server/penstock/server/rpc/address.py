@@ -64,25 +64,42 @@ def _check_path(listen: str, path: str) -> None:
             value=listen,
         )
     try:
+        remove_dead_socket(path)
+    except FileExistsError as error:
+        raise InvalidRequest(
+            f"cannot listen on {listen}: {error.strerror}, and it is left alone; give another "
+            "--listen",
+            field="address",
+            value=listen,
+        ) from error
+    except OSError as error:
+        raise in_use(listen, error) from error
+
+
+def remove_dead_socket(path: str) -> None:
+    """Remove a Unix socket that no process listens on, of any kind; it may be missing.
+
+    Raises:
+        FileExistsError: It is not a socket.
+        OSError: A process listens there (EADDRINUSE), or it cannot be removed.
+    """
+    try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise InvalidRequest(
-            f"cannot listen on {listen}: a file that is not a socket lies there, and it is left "
-            "alone; give another --listen",
-            field="address",
-            value=listen,
-        )
-    with socket.socket(socket.AF_UNIX) as probe:
+        raise FileExistsError(errno.EEXIST, "a file that is not a socket lies there")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
             os.unlink(path)
             return
         except OSError as error:
-            raise in_use(listen, error) from error
-    raise in_use(listen)
+            # Its queue is full, or it is a socket of another kind: both have a listener.
+            if error.errno not in (errno.EAGAIN, errno.EPROTOTYPE):
+                raise
+    raise OSError(errno.EADDRINUSE, "another process listens there")
 
 
-__all__ = ["check_free", "in_use"]
+__all__ = ["check_free", "in_use", "remove_dead_socket"]

@@ -11,6 +11,7 @@ from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job, find_job
 from penstock.server.pipeline.line import far
 from penstock.server.pipeline.planner import is_seekable, seekable_sets
+from penstock.server.rpc.caller import ADMIN, CALLER
 from penstock.server.rpc.opening import check_protocol
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.quarantine import Quarantine, Release
@@ -144,7 +145,9 @@ class Cursors:
             PenstockError: What the store says; `BadFrame` for bytes that are not such a message.
         """
         message, handle = self._methods[method]
-        reply: bytes = (await handle(parse(message, data))).SerializeToString()
+        request = parse(message, data)
+        CALLER.get().check(request.job, getattr(request, "group", ""))
+        reply: bytes = (await handle(request)).SerializeToString()
         return reply
 
     async def _release(self, job: Job, source: str, index: int) -> list[Verdict]:
@@ -165,7 +168,9 @@ class Cursors:
             check_divides(request.batches_per_step, world_size, uneven=request.uneven)
             job.check_steps(request.batches_per_step)
         if start is not None:
-            await self._check_reach(job, start, await self._step_size(job, request))
+            size = await self._step_size(job, request)
+            await self._check_reach(job, start, size)
+            await self._check_far(job, request.group, start, size)
         asked = BeginRequest(
             job=JobRecord(request.job, job.log_id, job.plan, job.stored_definition),
             group=request.group,
@@ -243,6 +248,7 @@ class Cursors:
         self._check_step(job, request.step, size, CommitOutOfRange)
         if request.all_rows:  # an explicit step; a rank's own is one that it has read
             await self._check_reach(job, request.step, size, self._asked(job))
+            await self._check_far(job, request.group, request.step, size)
 
     async def _checkpoint(self, request: pb.CheckpointRequest) -> pb.CheckpointReply:
         job = self._job(request.job, request.group)
@@ -261,7 +267,9 @@ class Cursors:
         [group] = await self._store.groups(request.job, request.group)
         for checkpoint in group.checkpoints:
             if checkpoint.name == request.name:
-                await self._check_reach(job, checkpoint.step, group.batches_per_step)
+                size = group.batches_per_step
+                await self._check_reach(job, checkpoint.step, size)
+                await self._check_far(job, group.name, checkpoint.step, size)
         moved = await self._store.restore(
             request.job, request.group, request.name, request.request_id, owner
         )
@@ -274,6 +282,7 @@ class Cursors:
         owner = printable(request.owner)
         size = await self._store.batches_per_step(request.job, request.group)
         await self._check_reach(job, request.step, size)
+        await self._check_far(job, request.group, request.step, size)
         moved = await self._store.seek(
             request.job, request.group, request.step, request.request_id, owner
         )
@@ -304,7 +313,7 @@ class Cursors:
 
     async def _list(self, request: pb.ListRequest) -> pb.ListReply:
         find_job(self._jobs, request.job)
-        place = _read_token(request.page_token)
+        place, sees = _read_token(request.page_token), CALLER.get().sees_group
         page, after = _Page(self._store.uuid, self._listener), place.group
         if request.group or place.within is not None:
             name = request.group or place.group
@@ -314,11 +323,33 @@ class Cursors:
         while True:
             records = await self._store.groups(request.job, after=after, limit=GROUPS_AT_ONCE)
             for record in records:
-                if not page.add(record):
+                if sees(record.name) and not page.add(record):
                     return page.reply
                 after = record.name
             if len(records) < GROUPS_AT_ONCE:
                 return page.reply
+
+    async def _check_far(self, job: Job, group: str, step: int, size: int) -> None:
+        """Refuse a move that only an operator makes: it loses a run's place, or much is planned.
+
+        Raises:
+            Forbidden: It goes more than `max_replay` batches of a lane from the cursor, and the
+                caller is no `admin`.
+        """
+        caller = CALLER.get()
+        if ADMIN in caller.scopes:
+            return
+        try:
+            [record] = await self._store.groups(job.name, group)
+            cursor = record.cursor
+        except UnknownGroup:
+            cursor = 0
+        if abs(step - cursor) * size > job.max_replay * job.lanes:
+            caller.need(
+                ADMIN,
+                f"move group {group!r} from step {cursor} to step {step}, more than max_replay = "
+                f"{job.max_replay} batches of a lane",
+            )
 
     def _job(self, name: str, group: str) -> Job:
         job = find_job(self._jobs, name)

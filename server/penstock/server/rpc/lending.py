@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import resource
 import secrets
 import socket
-import stat
 import struct
 from array import array
 from collections.abc import Callable
@@ -23,6 +21,7 @@ import structlog
 
 from penstock.server.node.entry import Entry
 from penstock.server.node.spans import ArenaReader
+from penstock.server.rpc.address import remove_dead_socket
 from penstock.wire import LENT_BYTES, memory
 from penstock.wire.errors import BadFrame
 from penstock.wire.v1 import feed_pb2
@@ -74,6 +73,8 @@ class Lender:
         span = entry.span
         if self.closed or span is None or span.view.nbytes < LENT_BYTES:
             return None
+        if not span.arena.may_be_lent:
+            return None
         if self.lent_bytes + entry.nbytes > limit_bytes:
             return None
         try:
@@ -93,11 +94,11 @@ class Lender:
 
     def _announced(self, arena: ArenaReader) -> int:
         """Return an arena's number here; the other side has its descriptor, or will."""
+        for old in [arena for arena in self._arenas if arena.closed]:
+            self._sock.send(memory.pack(memory.Gone(self._arenas[old])))
+            del self._arenas[old]
         number = self._arenas.get(arena)
         if number is None:
-            for old in [arena for arena in self._arenas if arena.closed]:
-                self._sock.send(memory.pack(memory.Gone(self._arenas[old])))
-                del self._arenas[old]
             number = self._next_arena
             packet = memory.pack(memory.Arena(number, arena.size_bytes))
             rights = array("i", [arena.fd]).tobytes()
@@ -140,7 +141,7 @@ class Lending:
         self._give_back, self._limit_bytes = give_back, bound_bytes // LENT_SHARE
         self._lenders: dict[bytes, Lender] = {}
         self._listening: socket.socket | None = None
-        self._path = ""
+        self._path, self._inode = "", 0
         self._loop: asyncio.AbstractEventLoop
 
     def start(self, listen: str, socket_mode: int) -> None:
@@ -156,7 +157,7 @@ class Lending:
         self._loop = asyncio.get_running_loop()
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            _remove_socket(path)  # of a server that was killed: gRPC's beside it was free
+            remove_dead_socket(path)  # of a server that was killed
             umask = os.umask(0o177)
             try:
                 sock.bind(path)
@@ -170,7 +171,7 @@ class Lending:
                 "no memory socket; batches for this host are sent", path=path, error=str(error)
             )
             return
-        self._listening, self._path = sock, path
+        self._listening, self._path, self._inode = sock, path, os.lstat(path).st_ino
         self._loop.add_reader(sock.fileno(), self._accept)
 
     def stop(self) -> None:
@@ -184,7 +185,8 @@ class Lending:
             self._listening.close()
             self._listening = None
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
+                if os.lstat(self._path).st_ino == self._inode:  # not one that has its name since
+                    os.unlink(self._path)
 
     def find(self, token: bytes) -> Lender | None:
         """Return the connection that a consumer names, if there is one that lends."""
@@ -277,18 +279,6 @@ class Lending:
         sock.close()
         del self._lenders[lender.token]
         lender.close()
-
-
-def _remove_socket(path: str) -> None:
-    """Remove a socket that no process listens on.
-
-    Raises:
-        OSError: It cannot be removed, or is not a socket.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise FileExistsError(errno.EEXIST, "a file that is not a socket lies there")
-        os.unlink(path)
 
 
 __all__ = ["LENT_SHARE", "Lender", "Lending"]

@@ -67,7 +67,8 @@ class LocalService:
                 node=node.name,
                 node_id=f"{socket.gethostname()}/local",
                 store=node.store_uuid,
-                numbered=node.counted,
+                numbered=node.numbering,
+                count=node.count,
             ),
         )
         return reply.SerializeToString()
@@ -117,7 +118,7 @@ class LocalRead:
         for position in opening.share.walk(opening.start):
             if opening.tail is None and not self._wait_for(position):
                 return  # it takes work to know what stands there, and whether anything does
-            lane = self._node.lane_at(opening, position)
+            lane = self._node.lane_at(loader, opening, position)
             if lane is None:
                 opening.check_start()
                 tail = opening.tail

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from penstock.server.job import Job, find_job
+from penstock.server.pipeline.known_order import SoFar
 from penstock.server.roles.base import Layout
 from penstock.server.store.rules.checks import check_text
 from penstock.wire import MAX_TOKEN, PROTOCOL
@@ -51,8 +52,19 @@ def describe(
     store: str,
     max_body_bytes: int = 0,
     numbered: Callable[[Job], Numbering] = Job.numbering,
+    count: Callable[[Job], SoFar | None] = lambda _: None,
 ) -> feed_pb2.DescribeReply:
     """Answer Describe, from the plan and what is known of where lanes end: it never waits for data.
+
+    Args:
+        jobs: The jobs.
+        request: The request.
+        node: As the reply has it.
+        node_id: The same.
+        store: The same.
+        max_body_bytes: The same.
+        numbered: Gives what is known of a job's order.
+        count: Has a finite job counted for a while; says how far that is, None = it was done.
 
     Raises:
         ProtocolMismatch, UnknownJob: As they say.
@@ -74,6 +86,8 @@ def describe(
     reply.job, reply.log_id, reply.lanes = name, job.log_id, job.lanes
     reply.batches_per_step = job.batches_per_step or 0
     reply.max_body_bytes = max_body_bytes
+    if request.count and not numbered(job).is_complete and (so_far := count(job)) is not None:
+        reply.counting, reply.counted_so_far = so_far.is_going_on, so_far.text
     numbering = numbered(job)
     job.check_not_empty(numbering)
     reply.finite = numbering.is_finite

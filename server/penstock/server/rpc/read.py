@@ -142,7 +142,7 @@ class Sender:
                 await self._gather(parcel)
             batches = [
                 (
-                    frame.with_position(entry.header, entry.key.position),
+                    frame.with_position(self._header(entry), entry.key.position),
                     entry.key.lane,
                     entry.key.offset,
                     lent or entry.body,
@@ -151,18 +151,30 @@ class Sender:
             ]
             if len(batches) > 1:
                 stream.note_bundle(parcel.sent_bytes)
-                await call.write(frame.bundle(batches))
+                await stream.unsent.write(call, frame.bundle(batches))
             else:
                 chunk = stream.chunk_bytes(len(batches[0][0]), entry.nbytes)
                 for message in frame.batch_messages(*batches[0], chunk_bytes=chunk):
-                    await call.write(message)
+                    await stream.unsent.write(call, message)
                     del message  # the next one then lies where the cache is warm
         finally:
             entries = [entry for entry, _ in parcel.content]
             self._node.sent(reader, *entries)
         stream.wrote_at = time.monotonic()
-        nbytes = sum(entry.nbytes for entry in entries)
-        self._metrics.sent(reader.job.name, len(entries), nbytes)
+        if stream.caller.horizon is not None:
+            self._node.extend(reader, stream.horizon)
+        self._metrics.sent(
+            reader.job.name,
+            (entry.nbytes for entry in entries),
+            sum(entry.tokens for entry in entries),
+        )
+        lent_bytes = [entry.nbytes for entry, lent in parcel.content if lent]
+        self._metrics.lent(reader.job.name, lent_bytes)
+
+    def _header(self, entry: Entry) -> bytes:
+        """Return what is said of a batch: to whom may not see it, not which items are in it."""
+        caller = self._stream.caller
+        return entry.header if caller.reads_text else frame.without_samples(entry.header)
 
     def _lend(self, entry: Entry) -> feed_pb2.Lent | None:
         """Lend a batch to a consumer on this host; None = send it."""
@@ -210,7 +222,7 @@ class Sender:
                 lane=lane,
                 offset=offset,
                 stage=clean_text(stage, MAX_TEXT),
-                item=clean_text(item, MAX_TEXT),
+                item=clean_text(item, MAX_TEXT) if stream.caller.reads_text else "",
                 since_s=since,
             )
         )

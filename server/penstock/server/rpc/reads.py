@@ -10,6 +10,7 @@ import asyncio
 from penstock.server.metrics import Metrics
 from penstock.server.node.node import Node
 from penstock.server.rpc.call import EOF, Call, HungUp
+from penstock.server.rpc.caller import CALLER, Caller
 from penstock.server.rpc.lending import Lending
 from penstock.server.rpc.opening import draining, open_read, opened, parse_horizon, parse_open
 from penstock.server.rpc.present import Present
@@ -17,7 +18,13 @@ from penstock.server.rpc.read import SHUTTING_DOWN, Sender
 from penstock.server.rpc.story import UNCHECKED
 from penstock.server.rpc.streams import Stream, Streams
 from penstock.server.store.base import Store
-from penstock.wire.errors import Internal, PenstockError, StaleGeneration, StoreUnavailable
+from penstock.wire.errors import (
+    Forbidden,
+    Internal,
+    PenstockError,
+    StaleGeneration,
+    StoreUnavailable,
+)
 from penstock.wire.v1 import feed_pb2
 
 CHECK_DEADLINE_S = 10.0
@@ -64,7 +71,12 @@ class Reads:
         if first is EOF:
             return
         request = parse_open(first)
+        caller = CALLER.get()
+        self._check(caller, request)
         opening = open_read(self.node.jobs, request, self.node.numbering)
+        lanes = len(opening.lanes or range(opening.job.lanes))
+        if caller.lanes is not None and lanes > caller.lanes:
+            raise too_many(caller, "lanes", lanes, caller.lanes)
         if self.draining.is_set():
             # A client that was sent away reconnects at once: accepting it would keep the node up.
             await call.write(draining().SerializeToString())
@@ -75,9 +87,16 @@ class Reads:
         wake = asyncio.Event()
         self.node.note_given(opening.job, opening.given())
         reader = self.node.open(
-            opening.job, opening.share, opening.cut, opening.start, opening.lanes, wake.set
+            opening.job,
+            opening.share,
+            opening.cut,
+            opening.start,
+            opening.lanes,
+            wake.set,
+            host_of(peer),
         )
-        stream = Stream(request, reader, wake, peer, self.lending.find(request.borrower))
+        lender = self.lending.find(request.borrower)
+        stream = Stream(request, reader, wake, peer, lender, self.streams.unsent, caller)
         number = self.streams.add(stream)
         listening = asyncio.ensure_future(self._listen(stream, call))
         listening.add_done_callback(lambda _: wake.set())
@@ -85,7 +104,8 @@ class Reads:
             self.streams.joined(stream)
             reply = opened(opening, self.node.incarnation, lends=stream.lender is not None)
             await call.write(reply.SerializeToString())
-            self.node.extend(reader, request.horizon, request.next, request.bytes_limit)
+            stream.accepts = request.horizon
+            self.node.extend(reader, stream.horizon, request.next, request.bytes_limit)
             sender = Sender(
                 self.node,
                 stream,
@@ -111,6 +131,18 @@ class Reads:
             listening.cancel()
             self.streams.remove(number)
             await asyncio.gather(listening, return_exceptions=True)
+
+    def _check(self, caller: Caller, request: feed_pb2.Open) -> None:
+        """Refuse a job or a group that the caller is not for, and a stream too many.
+
+        Raises:
+            Forbidden: See there.
+        """
+        caller.check(request.job, request.group)
+        if caller.streams is not None:
+            now = sum(stream.caller.name == caller.name for stream in self.streams)
+            if now >= caller.streams:
+                raise too_many(caller, "streams", now + 1, caller.streams)
 
     async def _check_token(self, request: feed_pb2.Open) -> None:
         if not request.group or not request.token:
@@ -142,8 +174,32 @@ class Reads:
                 return
             moved = parse_horizon(data)
             stream.note_finished(moved.finished_step)
-            self.node.extend(stream.reader, moved.horizon, moved.next, moved.bytes_limit)
+            stream.accepts = max(stream.accepts, moved.horizon)
+            self.node.extend(stream.reader, stream.horizon, moved.next, moved.bytes_limit)
             stream.wake.set()
+
+
+def too_many(caller: Caller, bound: str, wanted: int, limit: int) -> Forbidden:
+    """Return the error for a stream beyond what a caller may have."""
+    return Forbidden(
+        f"{caller.name!r} may have {limit:,} {bound}, and this stream would make it {wanted:,}; "
+        "end another one, or ask the operator of the node"
+        if bound == "streams"
+        else f"{caller.name!r} may read {limit:,} {bound} in a stream, and this one wants "
+        f"{wanted:,}; ask the operator of the node",
+        name=caller.name,
+        bound=bound,
+        limit=limit,
+    )
+
+
+def host_of(peer: str) -> str:
+    """Return the host of a peer as gRPC names it, without its port.
+
+    All that read over a Unix socket are one host: `unix:`.
+    """
+    kind, _, address = peer.partition(":")
+    return kind if kind.startswith("unix") else address.rpartition(":")[0]
 
 
 def _why(error: Exception) -> str:
@@ -155,4 +211,4 @@ def _why(error: Exception) -> str:
     return error.code if isinstance(error, PenstockError) else Internal.code
 
 
-__all__ = ["Reads"]
+__all__ = ["Reads", "host_of", "too_many"]

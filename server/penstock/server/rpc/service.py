@@ -21,24 +21,29 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from penstock.server.access import Access
 from penstock.server.metrics import Metrics
 from penstock.server.node.node import Node
 from penstock.server.rpc.address import check_free, in_use
 from penstock.server.rpc.call import Call, HungUp
+from penstock.server.rpc.caller import CALLER
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.ending import ending
+from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.lending import Lending
 from penstock.server.rpc.opening import (
     describe,
 )
 from penstock.server.rpc.reads import Reads
-from penstock.server.rpc.status import status
+from penstock.server.rpc.status import seen_by, status
 from penstock.server.rpc.streams import Streams
 from penstock.server.store.base import Store
+from penstock.server.tls import NodeTls
 from penstock.server.usercode.frames import error_line
 from penstock.wire import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES
 from penstock.wire.errors import (
     BadFrame,
+    Forbidden,
     PenstockError,
     StaleGeneration,
     clean_json,
@@ -70,6 +75,8 @@ OPTIONS = [
     # Else a client's pings every 30 s earn GOAWAY too_many_pings: the default minimum is 5 minutes.
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 20_000),
+    # What never finishes its handshake holds memory and a descriptor; 120 s by default.
+    ("grpc.server_handshake_timeout_ms", 10_000),
 ]
 
 
@@ -80,9 +87,20 @@ class Service:
         node: The node, started.
         store: Its store, open.
         metrics: Where streams and commits are counted.
+        access: Who may do what; None = whoever connects may do anything.
+        reflects: Serve the reflection service.
     """
 
-    def __init__(self, node: Node, store: Store, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        node: Node,
+        store: Store,
+        metrics: Metrics,
+        access: Access | None = None,
+        *,
+        reflects: bool = False,
+    ) -> None:
+        self._access, self._reflects = access, reflects
         self.node, self.store, self.metrics = node, store, metrics
         self.streams = Streams(store, metrics)
         self.cursors = Cursors(
@@ -105,26 +123,32 @@ class Service:
 
     # --- life ---
 
-    async def start(self, listen: str, socket_mode: int = 0o600) -> str:
+    async def start(self, listen: str, socket_mode: int = 0o600, tls: NodeTls | None = None) -> str:
         """Listen, and return the address with the port that was taken.
 
         Args:
             listen: `host:port` or `unix:/path`.
             socket_mode: The mode of the socket at that path.
+            tls: The certificate that is shown; a Unix socket shows none.
 
         Raises:
             PortInUse: Another process listens there, or this machine does not have the address.
         """
-        server = grpc.aio.server(options=OPTIONS)
+        gates = [] if self._access is None else [Gate(self._access, self.metrics)]
+        server = grpc.aio.server(interceptors=gates, options=OPTIONS)
         server.add_generic_rpc_handlers((self._feed_handlers(), self._cursor_handlers()))
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
-        names = (FEED, CURSORS, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
-        reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+        if self._reflects:
+            names = (FEED, CURSORS, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+            reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
         check_free(listen)
         # At no moment may others connect: the socket is made with fewer rights than it gets.
         umask = os.umask(0o177) if listen.startswith("unix:") else None
         try:
-            port = server.add_insecure_port(listen)
+            if tls is None or listen.startswith("unix:"):
+                port = server.add_insecure_port(listen)
+            else:
+                port = server.add_secure_port(listen, tls.credentials())
         except RuntimeError as error:
             raise in_use(listen) from error
         finally:
@@ -195,6 +219,8 @@ class Service:
             except Exception as error:
                 if isinstance(error, StaleGeneration):
                     self.streams.refused(error, name)
+                elif isinstance(error, Forbidden):
+                    self.metrics.refused(CALLER.get().name, error.code)
                 elif name == "Begin" and isinstance(error, PenstockError):
                     self._turned_away(error, data)
                 await self._abort(context, error)
@@ -221,22 +247,27 @@ class Service:
 
     async def _describe(self, data: bytes) -> bytes:
         request = parse(feed_pb2.DescribeRequest, data)
-        job = self.node.jobs.get(request.job)
+        caller = CALLER.get()
+        if request.job:
+            caller.check(request.job)
+        seen = {name: job for name, job in self.node.jobs.items() if caller.sees_job(name)}
+        job = seen.get(request.job)
         log = None if job is None else self.node.log(job)
         reply = describe(
-            self.node.jobs,
+            seen,
             request,
             node=self.node.incarnation,
             node_id=self.node_id,
             store=self.store.uuid,
             max_body_bytes=log.largest_body_bytes if log is not None else 0,
             numbered=self.node.numbering,
+            count=self.node.count,
         )
         return reply.SerializeToString()
 
     async def _status(self, data: bytes) -> bytes:
         return feed_pb2.StatusReply(
-            json=json.dumps(clean_json(self.status(), MAX_TEXT))
+            json=json.dumps(clean_json(seen_by(CALLER.get(), self.status()), MAX_TEXT))
         ).SerializeToString()
 
     def status(self) -> dict[str, Any]:
@@ -244,6 +275,7 @@ class Service:
         return status(
             self.node,
             self.streams,
+            self.metrics,
             lent_bytes=self.lending.lent_bytes,
             draining=self.draining.is_set(),
         )
@@ -254,6 +286,8 @@ class Service:
         except HungUp as gone:
             logger.debug("a reader hung up", error=str(gone))
         except Exception as error:
+            if isinstance(error, Forbidden):
+                self.metrics.refused(CALLER.get().name, error.code)
             await self._abort(context, error)
 
 

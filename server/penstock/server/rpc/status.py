@@ -1,39 +1,42 @@
-"""What a node is doing, for operators: `penstock top` and the gauges show it."""
+"""What a node is doing, for operators: `penstock top`, the status page and the gauges show it."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
+from penstock.server.job import Job
+from penstock.server.metrics import Metrics
 from penstock.server.node.node import Node
+from penstock.server.processes import memory
+from penstock.server.rpc.caller import Caller
 from penstock.server.rpc.opening import VERSION
-from penstock.server.rpc.streams import Streams
+from penstock.server.rpc.streams import Stream, Streams
 
 
-def status(node: Node, streams: Streams, *, lent_bytes: int, draining: bool) -> dict[str, Any]:
+def status(
+    node: Node, streams: Streams, metrics: Metrics, *, lent_bytes: int, draining: bool
+) -> dict[str, Any]:
     """Return what this node is doing, for `penstock top`; the keys are in docs/operate.md."""
-    jobs = []
-    for name, job in sorted(node.jobs.items()):
-        log = node.log(job)
-        batches = {
-            "ready_batches": sum(1 for e in log.entries.values() if e.span is not None),
-            "ready_bytes": log.ready_bytes,
-            "kept_bytes": log.kept.nbytes,
-            "produced": log.produced,
-            "recomputed": log.recomputed,
-            "cache_hits": log.cache_hits,
-        }
-        if log.job is not job:  # those of the log are told once, or sums over jobs would be wrong
-            batches = dict.fromkeys(batches, 0)
-        named = {"name": name, "log_id": job.log_id.hex(), "lanes": job.lanes}
-        jobs.append({**named, **batches, **streams.status(name)})
+    waits: dict[str, dict[int, dict[str, Any]]] = {}
+    for number, stream in streams.numbered():
+        if (found := _waits_for(node, stream)) is not None:
+            waits.setdefault(stream.request.job, {})[number] = found
+    up_s = time.monotonic() - node.started_at
     return {
         "version": VERSION,
         "node": node.incarnation,
-        "uptime_s": round(time.monotonic() - node.started_at, 1),
+        "uptime_s": round(up_s, 1),
+        "started_at": round(time.time() - up_s, 1),
+        "start_s": round(node.start_s, 2),
         "draining": draining,
         "bound_bytes": node.bound_bytes,
         "lent_bytes": lent_bytes,
+        "memory": memory(worker.pid for worker in node.workers if worker.pid is not None),
+        "store": {
+            "away_s": round(metrics.store_away_s(), 1),
+            "snapshots_waiting": len(node.shelf.unsaved),
+        },
         "workers": [
             {
                 "pid": worker.pid,
@@ -43,8 +46,68 @@ def status(node: Node, streams: Streams, *, lent_bytes: int, draining: bool) -> 
             }
             for worker in node.workers
         ],
-        "jobs": jobs,
+        "jobs": [
+            _job(node, streams, metrics, name, job, waits.get(name, {}))
+            for name, job in sorted(node.jobs.items())
+        ],
     }
 
 
-__all__ = ["status"]
+def seen_by(caller: Caller, status: dict[str, Any]) -> dict[str, Any]:
+    """Return what a caller may see of a status: its own jobs and groups."""
+    jobs = []
+    for job in status["jobs"]:
+        if caller.sees_job(job["name"]):
+            groups = [group for group in job["groups"] if caller.sees_group(group["group"])]
+            cursors = {name: at for name, at in job["cursors"].items() if caller.sees_group(name)}
+            jobs.append({**job, "groups": groups, "cursors": cursors})
+    return {**status, "jobs": jobs}
+
+
+def _job(
+    node: Node,
+    streams: Streams,
+    metrics: Metrics,
+    name: str,
+    job: Job,
+    waits: dict[int, dict[str, Any]],
+) -> dict[str, Any]:
+    log = node.log(job)
+    batches = {
+        "ready_batches": sum(1 for e in log.entries.values() if e.span is not None),
+        "ready_bytes": log.ready_bytes,
+        "kept_bytes": log.kept.nbytes,
+        "produced": log.produced,
+        "recomputed": log.recomputed,
+        "cache_hits": log.cache_hits,
+    }
+    if log.job is not job:  # those of the log are told once, or sums over jobs would be wrong
+        batches = dict.fromkeys(batches, 0)
+    shown = streams.status(name)
+    for reader in shown["groups"]:
+        reader["waits_for"] = waits.get(reader["id"])
+    left_out = [
+        {"source": source, "stage": stage, "reason": reason, "items": count}
+        for (source, stage, reason), count in node.verdicts[job.log_id].left_out.items()
+        if count > 0
+    ]
+    return {
+        "name": name,
+        "log_id": job.log_id.hex(),
+        "lanes": job.lanes,
+        **batches,
+        "counts": metrics.figures(name),
+        "left_out": left_out,
+        **shown,
+    }
+
+
+def _waits_for(node: Node, stream: Stream) -> dict[str, Any] | None:
+    """Return what a reader waits for; None = it need not wait."""
+    if stream.waiting_since is None:
+        return None
+    lane, offset, stage, item = node.waiting_for(stream.reader)
+    return {"lane": lane, "offset": offset, "stage": stage, "item": item}
+
+
+__all__ = ["seen_by", "status"]

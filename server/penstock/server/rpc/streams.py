@@ -12,11 +12,14 @@ from urllib.parse import unquote
 
 import structlog
 
+from penstock.server.access import Access
 from penstock.server.metrics import Metrics
 from penstock.server.node.reader import Reader
 from penstock.server.rpc import story
+from penstock.server.rpc.caller import ANYBODY, Caller
 from penstock.server.rpc.cursors import Listener
 from penstock.server.rpc.lending import Lender
+from penstock.server.rpc.unsent import Unsent
 from penstock.server.store.base import (
     BeginRequest,
     Begun,
@@ -26,8 +29,9 @@ from penstock.server.store.base import (
     Moved,
     Store,
 )
-from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES
+from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES, tracing
 from penstock.wire.errors import PenstockError, StaleGeneration, UnknownGroup
+from penstock.wire.malloc import release_memory
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
 logger = structlog.get_logger("penstock.rpc")
@@ -35,6 +39,9 @@ logger = structlog.get_logger("penstock.rpc")
 _BESIDE_BYTES = 4096
 """More than a message holds beside a header and a chunk: tags, lengths, lane and offset."""
 
+
+RELEASE_S = 5.0
+"""So long after a stream has ended the memory of all that have is given back, at once."""
 
 WIDE_BUNDLE_BYTES = 4 << 20
 """Body bytes that share one message at most, where a stream has not had a wide one yet."""
@@ -51,9 +58,13 @@ class Stream:
         finished_step: The first step that the consumer has not finished, as it says here or by a
             commit.
         opened_at: When it was opened, of the monotonic clock.
+        opened_ns: The same in nanoseconds since 1970, for its span.
         wrote_at: When a batch was written last, of the same; -inf = none was.
         lender: Lends it bodies; None = they are sent.
+        unsent: Sends its messages, and those of all others.
         holds: It was told of that it holds as much as may be lent to it.
+        caller: Who reads.
+        accepts: Its consumer takes positions below this.
     """
 
     def __init__(
@@ -63,8 +74,11 @@ class Stream:
         wake: asyncio.Event,
         peer: str = "",
         lender: Lender | None = None,
+        unsent: Unsent | None = None,
+        caller: Caller = ANYBODY,
     ) -> None:
-        self.lender, self.holds = lender, False
+        self.caller, self.accepts = caller, 0
+        self.lender, self.holds, self.unsent = lender, False, unsent or Unsent()
         self.request, self.reader, self.wake, self.peer = request, reader, wake, unquote(peer)
         self.error: PenstockError | None = None
         self.ending = "hung up"
@@ -72,8 +86,16 @@ class Stream:
         self.waiting_since: float | None = None
         self.waited_s = 0.0
         self.wrote_at = -math.inf
-        self.opened_at = time.monotonic()
+        self.opened_at, self.opened_ns = time.monotonic(), time.time_ns()
         self._widest = CHUNK_BYTES // 2  # body bytes of the largest message so far, or this
+
+    @property
+    def horizon(self) -> int:
+        """The position below which batches are made for it now: as it accepts them, or fewer."""
+        most = self.caller.horizon
+        if most is None:
+            return self.accepts
+        return min(self.accepts, self.reader.share.nth_after(self.reader.head, most))
 
     def chunk_bytes(self, header_bytes: int, body_bytes: int) -> int:
         """Return how many bytes of a body go into each message of the next batch.
@@ -89,7 +111,7 @@ class Stream:
             body_bytes: The length of its body.
         """
         wide = min(body_bytes, WIDE_CHUNK_BYTES, MAX_MESSAGE_BYTES - _BESIDE_BYTES - header_bytes)
-        if wide < 2 * self._widest:
+        if wide < 2 * self._widest or self.unsent.is_much:
             return CHUNK_BYTES
         self._widest = wide
         return wide
@@ -101,7 +123,8 @@ class Stream:
         `CHUNK_BYTES`; but more until a message was wide, for malloc as above: of 200 KB each, a
         consumer had 54 page faults a batch, and has one.
         """
-        return CHUNK_BYTES if self._widest >= WIDE_BUNDLE_BYTES // 2 else WIDE_BUNDLE_BYTES
+        was_wide = self._widest >= WIDE_BUNDLE_BYTES // 2
+        return CHUNK_BYTES if was_wide or self.unsent.is_much else WIDE_BUNDLE_BYTES
 
     def note_bundle(self, nbytes: int) -> None:
         """Note that bodies of so many bytes have shared a message."""
@@ -115,6 +138,10 @@ class Stream:
         """Return for how long the consumer has waited for its next batch, all waits together."""
         now = time.monotonic()
         return self.waited_s + (now - self.waiting_since if self.waiting_since is not None else 0.0)
+
+    def stalled_s(self) -> float:
+        """Return for how long the consumer has waited for the batch that it is owed now."""
+        return 0.0 if self.waiting_since is None else time.monotonic() - self.waiting_since
 
     @property
     def lag_batches(self) -> int:
@@ -166,6 +193,7 @@ class Stream:
             "sent_bytes": reader.sent_bytes,
             "sent_tokens": reader.sent_tokens,
             "waiting_s": round(self.waiting_s(), 3),
+            "stalled_s": round(self.stalled_s(), 3),
             "lag_batches": self.lag_batches,
         }
 
@@ -176,24 +204,34 @@ class Streams(Listener):
     Args:
         store: Asked where a group stands that is read here and has not committed here.
         metrics: Where streams are counted.
+
+    Attributes:
+        story: Tells what happens to them.
+        unsent: Sends their messages.
     """
 
     def __init__(self, store: Store, metrics: Metrics) -> None:
         self._store, self._metrics = store, metrics
-        self.story = story.Story()
+        self.story, self.unsent = story.Story(), Unsent()
         self._streams: dict[int, Stream] = {}
+        self._sent_to: dict[str, int] = {}  # by caller, bytes of its streams that have ended
         self._numbers = itertools.count(1)
         # By (job, group): the generation, and its ranks that have opened a stream.
         self._ranks: dict[tuple[str, str], tuple[int, set[int]]] = {}
         # By (job, group), of groups that are read here: the cursor; None = not known yet.
         self._cursors: dict[tuple[str, str], int | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._releasing: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(tuple(self._streams.values()))
+
+    def numbered(self) -> Iterator[tuple[int, Stream]]:
+        """Return the open streams with their numbers."""
+        return iter(tuple(self._streams.items()))
 
     def add(self, stream: Stream) -> int:
         """Take a stream in; return its number."""
@@ -218,16 +256,30 @@ class Streams(Listener):
     def remove(self, number: int) -> None:
         """Remove a stream that has ended."""
         stream = self._streams.pop(number)
+        if name := stream.caller.name:
+            self._sent_to[name] = self._sent_to.get(name, 0) + stream.reader.sent_bytes
         self._metrics.streams.dec()
         place = stream.request.job, stream.request.group
         if not any((s.request.job, s.request.group) == place for s in self):
             self._cursors.pop(place, None)
         self.story.tell(story.LEFT, **stream.who(), why=stream.ending, **stream.how_far())
+        about = {**stream.who(), "why": stream.ending, "sent_batches": stream.reader.sent_batches}
+        tracing.record("node.stream", stream.opened_ns, about)
+        if self._releasing is None:
+            loop = asyncio.get_running_loop()
+            self._releasing = loop.call_later(RELEASE_S, self._release)
+
+    def _release(self) -> None:
+        """Give back what malloc keeps of messages that streams did not take, and of their books."""
+        self._releasing = None
+        release_memory()
 
     def close(self) -> None:
         """Log what was only counted so far."""
         for task in self._tasks:
             task.cancel()
+        if self._releasing is not None:
+            self._releasing.cancel()
         self.story.close()
 
     def refused(self, error: StaleGeneration, call: str) -> None:
@@ -266,6 +318,21 @@ class Streams(Listener):
             code=error.code,
             error=error.message,
         )
+
+    def by_caller(self) -> dict[str, tuple[int, int]]:
+        """Return by caller the streams that are open, and the bytes that all of its were sent."""
+        found = {name: (0, sent) for name, sent in self._sent_to.items()}
+        for stream in self:
+            streams, sent = found.get(stream.caller.name, (0, 0))
+            found[stream.caller.name] = streams + 1, sent + stream.reader.sent_bytes
+        return found
+
+    def check_callers(self, access: Access) -> None:
+        """End the streams of those who are not let in any more, or to something else."""
+        for stream in self:
+            if stream.caller.name and (error := access.still(stream.caller)) is not None:
+                stream.error = error
+                stream.wake.set()
 
     def status(self, job: str) -> dict[str, Any]:
         """Return the streams of a job, and the cursors of their groups, for `Feed.Status`."""

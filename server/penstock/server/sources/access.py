@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.wire.errors import InvalidJob, MissingExtra
-from penstock.wire.nearest import nearest
+from penstock.wire.errors import InvalidJob, MissingExtra, clean_text
+from penstock.wire.nearest import listed, nearest
 
 
 def require(module: str, *, extra: str = "server") -> Any:
@@ -27,6 +27,30 @@ def require(module: str, *, extra: str = "server") -> Any:
             package=package,
             extra=extra,
         ) from None
+
+
+def located(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
+    """Return the filesystem of a path or a URL, and what the file is called there.
+
+    Raises:
+        MissingExtra: The filesystem's own package is not installed.
+        ValueError: No filesystem has such URLs.
+    """
+    core = require("fsspec.core")
+    try:
+        return core.url_to_fs(plain_url(url), **(options or {}))  # type: ignore[no-any-return]
+    except ImportError as error:  # s3fs, gcsfs, adlfs
+        package = getattr(error.__cause__, "name", None) or url.partition(":")[0]
+        raise MissingExtra(
+            f"{url!r} needs a package that is missing: pip install {package} ({error})",
+            package=package,
+            extra="",
+        ) from None
+
+
+def plain_url(url: str) -> str:
+    """Return a URL without the name of this machine: fsspec takes that for a folder (RFC 8089)."""
+    return url.replace("file://localhost/", "file:///", 1)
 
 
 def check_indices(indices: Sequence[int], length: int) -> None:
@@ -52,23 +76,25 @@ def check_columns(columns: Any, existing: Sequence[str], where: str) -> list[str
         return list(existing)
     if isinstance(columns, str) or not all(isinstance(column, str) for column in columns):
         raise InvalidJob(
-            f"columns is {columns!r}: give a list of names, for example [{existing[0]}]",
+            f"columns is {columns!r}: give a list of names, for example [{listed(existing[:1])}]",
             key="source.columns",
         )
     if not columns:
         raise InvalidJob(
-            f"columns is empty: leave it out, or choose from {', '.join(existing)}",
+            f"columns is empty: leave it out, or choose from {listed(existing)}",
             key="source.columns",
         )
+    known = frozenset(existing)
     for column in columns:
-        if column not in existing:
+        if column not in known:
             near = nearest(column, existing, 1)
             hint = f"did you mean {near[0]!r}? It" if near else "it"
+            wanted = clean_text(repr(column), 100)
             raise InvalidJob(
-                f"{where} has no column {column!r}: {hint} has {', '.join(existing)}",
+                f"{where} has no column {wanted}: {hint} has {listed(existing)}",
                 key="source.columns",
             )
     return list(dict.fromkeys(columns))
 
 
-__all__ = ["check_columns", "check_indices", "require"]
+__all__ = ["check_columns", "check_indices", "located", "plain_url", "require"]

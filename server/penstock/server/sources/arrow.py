@@ -11,6 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.server.sources.access import require
+from penstock.wire.errors import PenstockError
+
+_NO_VALUE = (ValueError, OverflowError, IndexError)
+"""A text that is not UTF-8, a time past the year 9999, a value that its dictionary lacks."""
 
 
 class ArrowRows:
@@ -24,10 +28,13 @@ class ArrowRows:
 
     Args:
         table: A `pyarrow.Table`.
+        bad: Makes the error of a value that has no form in Python, as a text that is not UTF-8, of
+            its row, its column and what was raised.
     """
 
-    def __init__(self, table: Any) -> None:
+    def __init__(self, table: Any, bad: Callable[[int, str, Exception], PenstockError]) -> None:
         pa = require("pyarrow")
+        self._bad = bad
         self.sequences: dict[str, ListColumn] = {}
         self._columns: list[tuple[str, Callable[[int], Any]]] = []
         for name in table.column_names:
@@ -43,8 +50,21 @@ class ArrowRows:
                 self._columns.append((name, partial(_converted, column, convert)))
 
     def items(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the items at `rows`, each a dict of its own."""
-        return [{name: value(row) for name, value in self._columns} for row in rows]
+        """Return the items at `rows`, each a dict of its own.
+
+        Raises:
+            PenstockError: A value of one of them has no form in Python: see `bad`.
+        """
+        try:
+            return [{name: value(row) for name, value in self._columns} for row in rows]
+        except _NO_VALUE:
+            for row in rows:
+                for name, value in self._columns:
+                    try:
+                        value(row)
+                    except _NO_VALUE as error:
+                        raise self._bad(row, name, error) from None
+            raise
 
     def length(self, column: str, row: int) -> int:
         """Return how many numbers a list has; -1 where it, or one of them, is missing."""

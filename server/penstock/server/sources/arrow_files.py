@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import posixpath
+import re
 import struct
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -24,11 +27,16 @@ from penstock.server.sources.cache import Rows
 from penstock.server.sources.columns import BlockColumns
 from penstock.server.sources.content import ReadAt
 from penstock.server.sources.files import DataFile, FileSet, refusing
+from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
 from penstock.server.sources.hf import json_decoder
-from penstock.wire.errors import InvalidJob
+from penstock.server.usercode.frames import error_line
+from penstock.wire.errors import BadItem, InvalidJob
+from penstock.wire.nearest import listed
+from penstock.wire.resources import usable_memory_bytes
 
 _MAGIC = b"ARROW1"
 _HEAD_BYTES = 16 << 10  # one read brings most messages' metadata whole
+_TAIL_BYTES = 4 + len(_MAGIC)  # of a file: the length of the footer, and the magic word
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _OPEN_FILES = 16
 
@@ -123,6 +131,21 @@ class _Table:
         return self._at + int(offset) if offset else 0
 
 
+def _asks_for_too_much(error: MemoryError) -> bool:
+    """Tell whether more was asked for at once than this machine has, as damaged lengths do."""
+    asked = re.search(r"size (\d+)|capacity too large", str(error))
+    return asked is not None and int(asked[1] or sys.maxsize) > usable_memory_bytes() // 2
+
+
+def _not_arrow(file: DataFile, error: Exception) -> InvalidJob:
+    return InvalidJob(
+        f"{file.path} is not an Arrow IPC file or stream, or is damaged "
+        f"({error_line(error, 300)}): write it with pyarrow.ipc.new_file or new_stream; Feather "
+        "files of version 1 are not",
+        key="source.files",
+    )
+
+
 class ArrowSource(RowFiles, BlockColumns):
     """The rows of Arrow IPC files and streams, also compressed ones.
 
@@ -190,7 +213,7 @@ class ArrowSource(RowFiles, BlockColumns):
             extra = [name for name in existing if name not in self._types]
             if columns is None and extra:
                 raise InvalidJob(
-                    f"{file.name} has columns that {first} lacks ({', '.join(extra)}): name those "
+                    f"{file.name} has columns that {first} lacks ({listed(extra)}): name those "
                     "to read with columns",
                     key="source.columns",
                 )
@@ -229,8 +252,9 @@ class ArrowSource(RowFiles, BlockColumns):
             InvalidJob: It is not Arrow IPC.
         """
         read_at = self.files.reader(file)
+        refuse_other_kinds(file, read_at(0, min(FIRST_BYTES, file.size)), "arrow")
         more: dict[str, Any] = {"schema": None, "dictionaries": [], "columns": {}}
-        index, row = FileIndex.empty(), 0
+        index, row, batches, schema = FileIndex.empty(), 0, 0, None
         waiting: list[Message] = []
 
         def put() -> None:
@@ -242,7 +266,10 @@ class ArrowSource(RowFiles, BlockColumns):
             nbytes = stop - start
             if any(message.is_compressed for message in waiting):
                 data = self._prefix(file, more) + read_at(start, stop)
-                nbytes = self._ipc.open_stream(data).read_all().nbytes
+                with self._decoding(file):
+                    table = self._ipc.open_stream(data).read_all()
+                    table.validate(full=True)  # before anything follows its offsets
+                    nbytes = table.nbytes
             if rows:
                 index.add(start, stop, rows, nbytes=nbytes, first=row)
             row += rows
@@ -256,9 +283,7 @@ class ArrowSource(RowFiles, BlockColumns):
                     put()
                 if message.kind == _SCHEMA:
                     more["schema"] = [message.start, message.stop]
-                    schema = self._ipc.read_schema(
-                        self._arrow.BufferReader(read_at(message.start, message.stop))
-                    )
+                    schema = self._schema(file, read_at(message.start, message.stop))
                     more["columns"] = {field.name: str(field.type) for field in schema}
                 elif more["schema"] is None:
                     raise ValueError(f"a message at byte {message.start} comes before a schema")
@@ -266,20 +291,62 @@ class ArrowSource(RowFiles, BlockColumns):
                     more["dictionaries"].append([message.start, message.stop])
                 else:
                     waiting.append(message)
+                    batches += 1
             put()
             if more["schema"] is None:
                 raise ValueError("it has no schema")
-        except (ValueError, self._arrow.ArrowException) as error:
-            raise InvalidJob(
-                f"{file.path} is not an Arrow IPC file or stream ({error}): write it with "
-                "pyarrow.ipc.new_file or new_stream; Feather files of version 1 are not",
-                key="source.files",
-            ) from None
+            if read_at(0, min(8, file.size)).startswith(_MAGIC):
+                self._check_footer(file, schema, batches)
+        except ValueError as error:
+            raise _not_arrow(file, error) from None
         return index._replace(more=more)
+
+    def _schema(self, file: DataFile, data: bytes) -> Any:
+        """Return the schema of a schema's message."""
+        with self._decoding(file):
+            schema = self._ipc.read_schema(self._arrow.BufferReader(data))
+            if len({field.name for field in schema}) < len(schema):
+                raise ValueError("two of its columns have one name")
+        return schema
+
+    def _check_footer(self, file: DataFile, schema: Any, batches: int) -> None:
+        """Refuse an Arrow file whose footer says something else than what precedes it.
+
+        Raises:
+            InvalidJob: It has no footer, as one that was not closed, or is damaged.
+        """
+        end = self.files.read(file, max(0, file.size - _TAIL_BYTES), file.size)
+        length = int.from_bytes(end[:4], "little")
+        start = file.size - _TAIL_BYTES - length
+        if not end.endswith(_MAGIC) or start < len(_MAGIC):
+            raise ValueError("it has no footer: it was not written whole")
+        footer = self.files.read(file, start, file.size)
+        with self._decoding(file):
+            # Opening looks at the footer alone, but counts on a file before it.
+            said = self._ipc.open_file(self._arrow.BufferReader(bytes(16) + footer))
+            if said.num_record_batches != batches or not said.schema.equals(schema):
+                raise ValueError("its footer says something else than what precedes it")
+
+    @contextlib.contextmanager
+    def _decoding(self, file: DataFile) -> Iterator[None]:
+        """Name the file whose bytes, which are in memory, Arrow cannot make sense of.
+
+        Raises:
+            InvalidJob: They are damaged.
+        """
+        try:
+            yield
+        except MemoryError as error:
+            if not _asks_for_too_much(error):
+                raise
+            raise _not_arrow(file, error) from None
+        # Arrow raises OSError for damaged bytes, and Python's own errors for names in them.
+        except (OSError, ValueError, OverflowError, self._arrow.ArrowException) as error:
+            raise _not_arrow(file, error) from None
 
     def rows_of(self, block: Block, data: bytes) -> Rows:
         """Return the rows of a block, decoded."""
-        return self.items_of(block, ArrowRows(self.table(block, data)))
+        return self.items_of(block, ArrowRows(self.table(block, data), block.bad_value))
 
     def items_of(self, block: Block, rows: ArrowRows) -> Rows:
         """Return what makes items of a block's rows."""
@@ -298,7 +365,8 @@ class ArrowSource(RowFiles, BlockColumns):
             included_fields=sorted(names.index(name) for name in self.columns), use_threads=False
         )
         table = self._ipc.open_stream(prefix + data, options=options).read_all()
-        table.validate()
+        # In full: damaged offsets, indices and texts would end the process when they are used.
+        table.validate(full=True)
         if table.num_rows != block.items:
             raise ValueError(f"{table.num_rows} rows where the file's index has {block.items}")
         return table.select(self.columns)
@@ -367,9 +435,16 @@ class SavedSource(ArrowSource):
         """Return the files of rows in their order, and not what `map` has cached beside them."""
         [state] = [file for file in self.files.files if file.name == "state.json"]
         with refusing(state, "source.path"):
-            said = json.loads(self.files.read(state, 0, state.size))
+            data = self.files.read(state, 0, state.size)
         by_name = {file.name: file for file in self.files.files}
-        names = [entry["filename"] for entry in said["_data_files"]]
+        try:
+            names = _named_files(json.loads(data))
+        except (ValueError, RecursionError) as error:
+            raise InvalidJob(
+                f"{state.path} is not what save_to_disk writes ({error_line(error, 300)}): save "
+                "the dataset again",
+                key="source.path",
+            ) from None
         if lost := [name for name in names if name not in by_name]:
             raise InvalidJob(
                 f"{state.path} names {lost[0]}, which is not there: copy the folder again, whole",
@@ -384,7 +459,7 @@ class SavedSource(ArrowSource):
 
     def items_of(self, block: Block, rows: ArrowRows) -> Rows:
         """Return what makes items of a block's rows, with JSON decoded."""
-        return _Decoded(rows, self._decoders) if self._decoders else rows
+        return _Decoded(rows, self._decoders, block.bad_value) if self._decoders else rows
 
     def arrow_rows(self, rows: Rows) -> ArrowRows:
         """Return the columns of a block's rows, as they are stored."""
@@ -399,16 +474,43 @@ class SavedSource(ArrowSource):
         return {name: decode for name, decode in found.items() if decode is not None}
 
 
+def _named_files(said: Any) -> list[str]:
+    """Return the files that a `state.json` names.
+
+    Raises:
+        ValueError: It names none.
+    """
+    entries = said.get("_data_files") if isinstance(said, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise ValueError("it has no list of _data_files")
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("one of its _data_files has no filename")
+    return [str(name) for name in names]
+
+
 class _Decoded:
-    def __init__(self, rows: ArrowRows, decoders: dict[str, Callable[[Any], Any]]) -> None:
-        self.rows, self._decoders = rows, decoders
+    def __init__(
+        self,
+        rows: ArrowRows,
+        decoders: dict[str, Callable[[Any], Any]],
+        bad: Callable[[int, str, Exception], BadItem],
+    ) -> None:
+        self.rows, self._decoders, self._bad = rows, decoders, bad
 
     def items(self, rows: Sequence[int]) -> list[Any]:
-        """Return the items with the values of JSON in place of its text."""
+        """Return the items with the values of JSON in place of its text.
+
+        Raises:
+            BadItem: A text is not JSON.
+        """
         items = self.rows.items(rows)
-        for item in items:
+        for row, item in zip(rows, items, strict=True):
             for name, decode in self._decoders.items():
-                item[name] = decode(item[name])
+                try:
+                    item[name] = decode(item[name])
+                except (ValueError, RecursionError) as error:
+                    raise self._bad(row, name, error) from None
         return items
 
 

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from penstock.server.core.condition import Condition, Kept, as_text, from_text
 from penstock.server.core.transient import is_transient
-from penstock.server.resources import usable_cpus
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_indices
 from penstock.server.sources.cache import BlockCache, Rows, gathered
@@ -35,7 +34,8 @@ from penstock.server.sources.file_source import FileSource
 from penstock.server.sources.files import LOOKERS, DataFile, FileSet, reading, refusing
 from penstock.server.usercode.frames import error_line
 from penstock.wire.checks import check_whole
-from penstock.wire.errors import BadItem, InvalidJob, PenstockError
+from penstock.wire.errors import BadItem, InvalidJob, PenstockError, clean_text
+from penstock.wire.resources import usable_cpus
 
 logger = logging.getLogger("penstock")
 
@@ -46,11 +46,19 @@ thousands of blocks mix a corpus of some gigabytes well."""
 KEPT_BYTES = 512 << 20
 """Blocks that a process keeps if `keep_blocks` was not called."""
 
+MAX_RECORD_BYTES = 256 << 20
+"""Of a line or an element: where damage hides its end, a file of any size would come into memory,
+several times over."""
+
 _LOOKED_AT = 64
 """Items that tell whether there is a column of some name."""
 
 _SAVE_S = 20.0
 _MAX_REASON = 200
+
+
+class RecordTooLong(Exception):
+    """A line or an element of a file has no end that can be found."""
 
 
 class FileIndex(NamedTuple):
@@ -129,11 +137,19 @@ class Block(NamedTuple):
             said: What is wrong with it.
             remedy: What to do about it.
         """
-        said = said if len(said) <= _MAX_REASON else said[:_MAX_REASON] + "..."
+        said = clean_text(said, _MAX_REASON)
         return BadItem(
             f"{self.file.path}: {what} {said}: {remedy}",
             path=self.file.path,
             reason=f"{self.file.name}: {what} {said}",
+        )
+
+    def bad_value(self, row: int, column: str, error: Exception) -> BadItem:
+        """Return the error of a value that has no form in Python, in a row of the block."""
+        return self.bad(
+            f"row {self.first + row}, column {clean_text(repr(column), 100)},",
+            f"cannot be decoded ({error_line(error, 300)})",
+            "write it again, or let on_item_error: quarantine skip it",
         )
 
 
@@ -191,7 +207,8 @@ class BlockedFiles(FileSource):
         self.starts = [0, *accumulate(self._sizes)]
         if not self.starts[-1]:
             raise InvalidJob(
-                f"the {len(self.shards)} files that match {files!r} hold no {what}",
+                f"the {len(self.shards)} files that match {files!r} hold no {what}; the first is "
+                f"{self.shards[0].path}",
                 key="source.files",
             )
 
@@ -331,19 +348,18 @@ class BlockedFiles(FileSource):
         # Before reading and not after: else a worker would hold one block more than it may.
         self._cache.make_room()
         with reading(block.file, index):
-            self.files.check(block.file)
             data = self.read_block(block)
         self.count_read(len(data))
         try:
             rows = self.rows_of(block, data)
-        except (PenstockError, MemoryError):
+        except PenstockError:
             raise
         except Exception as error:
             if is_transient(error):
                 raise
             raise block.bad(
                 f"the bytes {block.start} to {block.stop}",
-                f"cannot be decoded ({error_line(error)})",
+                f"cannot be decoded ({error_line(error, 300)})",
                 "the file is damaged: put it back as it was written, as a new job",
             ) from error
         self._cache.put(number, rows, block.layout.nbytes[block.number])
@@ -396,8 +412,11 @@ class BlockedFiles(FileSource):
         """
         if (known := self.files.known(file, fact)) is not None:
             return known
-        with refusing(file):
-            found = look(file)
+        try:
+            with refusing(file):
+                found = look(file)
+        except RecordTooLong as error:
+            raise InvalidJob(f"{file.path}: {error}", key="source.files") from None
         self.files.note(file, fact, found)
         self._looked.append(file)
         return found
@@ -466,6 +485,9 @@ def cut(
         block_bytes: The most bytes of a block of several records; one record may be longer.
         end_of: `(bytes from the start of a record on, whether these are the last) -> where the last
             whole record in them ends`; 0 = they hold none.
+
+    Raises:
+        RecordTooLong: A record is longer than `MAX_RECORD_BYTES`.
     """
     while start < size:
         length = block_bytes
@@ -475,7 +497,13 @@ def cut(
             end = end_of(data, stop == size)
             if end or stop == size:
                 break
-            length *= 2
+            if length >= MAX_RECORD_BYTES:
+                raise RecordTooLong(
+                    f"what begins at byte {start} has no end within {length >> 20} MiB (a line "
+                    "end, a quote or bracket that is closed, the id that ends documents): the file "
+                    "is damaged, or of another kind"
+                )
+            length = min(2 * length, max(length, MAX_RECORD_BYTES))
         yield start, data[: end or len(data)]
         start += end or len(data)
 

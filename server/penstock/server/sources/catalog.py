@@ -23,8 +23,11 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from penstock.wire.credentials import without_credentials
 
 logger = logging.getLogger("penstock")
 
@@ -78,7 +81,7 @@ def local_stamp(found: os.stat_result) -> Stamp:
 
 
 _CONTENT = ("ETag", "etag", "md5", "md5Hash", "checksum", "sha256")
-_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+_TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
 
 
 def remote_stamp(info: Mapping[str, Any]) -> Stamp:
@@ -97,7 +100,10 @@ def _is_past(value: Any) -> bool:
         try:
             value = datetime.fromisoformat(value)
         except ValueError:
-            return False
+            try:
+                value = parsedate_to_datetime(value)  # of a web server: Sun, 06 Nov 1994 ...
+            except ValueError:
+                return False
     if isinstance(value, datetime):
         # One without a zone is UTC or local: so it must be older than the largest difference
         # between zones.
@@ -133,22 +139,22 @@ class Catalog:
 
     def find(self, path: str, stamp: Stamp, fact: str) -> Any:
         """Return what is known of a file that looks like this; None = nothing."""
-        entry = self._entries.get(path)
-        if entry is None or entry.stamp[:3] != stamp[:3] or not stamp.whole:
-            return None
+        entry = self._entries.get(_key_of(path))
+        if entry is None or entry.stamp[:3] != stamp[:3]:
+            return None  # what tells no version is found by its size: `save` keeps none of these
         return entry.facts.get(fact)
 
     def note(self, path: str, stamp: Stamp, fact: str, value: Any) -> None:
         """Remember something about a file, JSON-able."""
-        entry = self._entries.get(path)
+        entry = self._entries.get(_key_of(path))
         if entry is None or entry.stamp[:3] != stamp[:3]:
-            entry = self._entries[path] = _Entry(stamp, {})
+            entry = self._entries[_key_of(path)] = _Entry(stamp, {})
         entry.facts[fact] = value
         self._is_changed = True
 
     def stamp(self, path: str) -> Stamp:
         """Return the stamp of a file of the listing."""
-        return self._entries[path].stamp
+        return self._entries[_key_of(path)].stamp
 
     def share(self, value: Any) -> str:
         """Return a short name for a value that many files have in common, such as their columns."""
@@ -180,7 +186,7 @@ class Catalog:
         Args:
             paths: Only what is known of these files, and no listing; None = all.
         """
-        chosen = self._entries if paths is None else paths
+        chosen = self._entries if paths is None else map(_key_of, paths)
         entries = ((path, self._entries[path]) for path in chosen)
         body = json.dumps(
             {
@@ -260,8 +266,15 @@ class Catalog:
             logger.debug("what is known of files is not kept in %s: %s", folder, error)
 
     def _is_kept(self, path: str) -> bool:
-        entry = self._entries.get(path)
+        entry = self._entries.get(_key_of(path))
         return entry is not None and entry.stamp.is_settled
+
+
+def _key_of(path: str) -> str:
+    """Return what stands for a path in a catalog: a hash, where it holds credentials."""
+    if without_credentials(path) == path:
+        return path
+    return hashlib.sha256(path.encode()).hexdigest()
 
 
 def _make_room(folder: Path) -> None:
@@ -337,10 +350,23 @@ def _folder(setting: str, base: Path) -> Path | None:
     return None
 
 
-def pack_catalogs(catalogs: Iterable[Catalog]) -> int:
+def catalogs_memory() -> int:
+    """Return a memfd for `pack_catalogs`, which processes may be started with before it holds any.
+
+    Raises:
+        OSError: There is no memory for it.
+    """
+    return os.memfd_create("penstock-files", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def pack_catalogs(catalogs: Iterable[Catalog], fd: int = -1) -> int:
     """Return a memfd that holds catalogs, for processes that this one starts.
 
     It is sealed: no process can change it.
+
+    Args:
+        catalogs: What it is to hold.
+        fd: One of `catalogs_memory`; -1 = a new one.
 
     Raises:
         OSError: There is no memory for it.
@@ -348,7 +374,7 @@ def pack_catalogs(catalogs: Iterable[Catalog]) -> int:
     by_key: dict[str, Catalog] = {}
     for catalog in catalogs:  # two jobs may read the same files
         by_key.setdefault(catalog.key, Catalog(catalog.key)).merge(catalog)
-    fd = os.memfd_create("penstock-files", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = catalogs_memory() if fd < 0 else fd
     try:
         with open(fd, "wb", closefd=False) as file:
             for key, catalog in by_key.items():
@@ -363,7 +389,13 @@ def pack_catalogs(catalogs: Iterable[Catalog]) -> int:
 
 
 def take_catalogs(fd: int) -> None:
-    """Take over what `pack_catalogs` has packed, before any source is opened; closes `fd`."""
+    """Take over what `pack_catalogs` has packed, before any source is opened; closes `fd`.
+
+    Args:
+        fd: What it returned; -1 = nothing was packed.
+    """
+    if fd < 0:
+        return
     size = os.fstat(fd).st_size
     try:
         # Mapped, not read: all workers of a node share the memory.
@@ -392,6 +424,7 @@ __all__ = [
     "cache_folder",
     "cache_variable",
     "catalog_key",
+    "catalogs_memory",
     "keep_in",
     "local_stamp",
     "open_catalog",

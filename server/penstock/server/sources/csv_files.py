@@ -22,11 +22,16 @@ from penstock.server.sources.blocked import (
 )
 from penstock.server.sources.cache import Rows
 from penstock.server.sources.files import DataFile
-from penstock.server.sources.lines import refuse_other_encodings
+from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
+from penstock.server.usercode.frames import error_line
 from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob
+from penstock.wire.nearest import listed
 
 _HEAD_BYTES = 1 << 20
+
+MAX_COLUMNS = 20_000
+"""Arrow takes 5 KiB for each as it finds out its type: 402 MiB for 100,000 columns of 3 rows."""
 
 TYPES = {"text": "string", "int": "int64", "float": "double", "bool": "bool"}
 """The types of columns, with Arrow's names."""
@@ -98,8 +103,8 @@ class CsvSource(RowFiles):
         for file, index in zip(self.shards, self.indexes, strict=True):
             if set(index.more) != set(first):
                 raise InvalidJob(
-                    f"{file.name} has the columns {', '.join(index.more)}, and "
-                    f"{self.shards[0].name} has {', '.join(first)}: a source reads files with the "
+                    f"{file.name} has the columns {listed(index.more)}, and "
+                    f"{self.shards[0].name} has {listed(first)}: a source reads files with the "
                     "same columns",
                     key="source.files",
                 )
@@ -139,11 +144,11 @@ class CsvSource(RowFiles):
         types = {name: TYPES[kind] for name, kind in self.types.items()}
         names = list(block.layout.more)
         table = self._table(block.file, data, block.first, names, types)
-        return ArrowRows(table.select(self.columns))
+        return ArrowRows(table.select(self.columns), block.bad_value)
 
     def _header(self, file: DataFile, head: bytes) -> tuple[list[str], int]:
         """Return the names of the columns, and where the first row starts."""
-        refuse_other_encodings(file, head)
+        refuse_other_kinds(file, head[:FIRST_BYTES])
         mark = len(BOM_UTF8) if head.startswith(BOM_UTF8) else 0
         end = row_ends(head[mark:])
         stop = mark + int(end[0]) + 1 if len(end) else len(head)
@@ -154,11 +159,24 @@ class CsvSource(RowFiles):
                 f"{file.path}: the header is not UTF-8 ({error.reason}): convert the file to UTF-8",
                 key="source.files",
             ) from None
-        names = next(csv.reader([text.strip("\r\n")], delimiter=self._delimiter), [])
+        try:
+            names = next(csv.reader([text.strip("\r\n")], delimiter=self._delimiter), [])
+        except csv.Error as error:
+            raise InvalidJob(
+                f"{file.path}: the first row is not one of CSV ({error_line(error, 300)}): it must "
+                "name every column, each name once",
+                key="source.files",
+            ) from None
         if not names or len(set(names)) < len(names) or not all(names):
             raise InvalidJob(
                 f"{file.path}: the first row is {text.strip()[:200]!r}: it must name every column, "
                 "each name once",
+                key="source.files",
+            )
+        if len(names) > MAX_COLUMNS:
+            raise InvalidJob(
+                f"{file.path} has {len(names):,} columns, and of CSV at most {MAX_COLUMNS:,} are "
+                "read: write it as Parquet, and name those to read with columns",
                 key="source.files",
             )
         return names, stop

@@ -1,27 +1,17 @@
-"""From the patterns of a job to files with logical names, on any filesystem that fsspec knows."""
+"""The files of a source: read as they were found, and what is known of each."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, TypeVar
+from functools import cached_property, partial
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.server.core.transient import is_transient
-from penstock.server.sources.access import require
-from penstock.server.sources.catalog import (
-    Catalog,
-    Stamp,
-    catalog_key,
-    local_stamp,
-    open_catalog,
-    remote_stamp,
-)
+from penstock.server.sources.catalog import Catalog, catalog_key, open_catalog
 from penstock.server.sources.content import (
     BLOCKS,
     WHOLE_BYTES,
@@ -29,30 +19,23 @@ from penstock.server.sources.content import (
     content_hash,
     files_fingerprint,
 )
-from penstock.wire.errors import InvalidJob, MissingExtra, SourceChanged, SourceUnavailable
+from penstock.server.sources.patterns import DataFile, listed, located_by
+from penstock.server.sources.ranges import LOOKERS, LocalRanges, RangeStream, ranges_of
+from penstock.server.sources.versions import Hashed, Versions, changed, is_same, read_unchanged
+from penstock.wire.errors import InvalidJob, SourceUnavailable
 
 T = TypeVar("T")
-
-LOOKERS = 16
-"""Threads that look at files: they wait for a disk or a store, and compute little."""
 
 AHEAD_BYTES = 16 << 20
 """What is asked for at once of a store's file that is read from start to end."""
 
 
-@dataclass(frozen=True)
-class DataFile:
-    """One file of a source.
+class _Rule(NamedTuple):
+    """How the content of a file is hashed: the name of the hash in the catalog, and what counts."""
 
-    Attributes:
-        name: Its logical name: the path below the common root of the patterns, with `/`.
-        path: Where its filesystem finds it.
-        size: Bytes.
-    """
-
-    name: str
-    path: str
-    size: int
+    fact: str
+    whole: bool
+    blocks: int
 
 
 class FileSet:
@@ -63,6 +46,8 @@ class FileSet:
         suffix: What files in a folder end in; one, or several.
         storage_options: For the filesystem: endpoint, credentials.
         key: The key path of the patterns in a job file, for error messages.
+        hashes_each: Whether each file of at most 64 MiB is hashed whole, rather than all files
+            where they have no more together. It is in the log id.
 
     Attributes:
         files: The files, in order.
@@ -82,119 +67,63 @@ class FileSet:
         suffix: str | tuple[str, ...],
         storage_options: dict[str, Any] | None = None,
         key: str = "source.files",
+        hashes_each: bool = False,
     ) -> None:
-        given = [patterns] if isinstance(patterns, str) else list(patterns)
-        if not given or not all(isinstance(pattern, str) and pattern for pattern in given):
-            raise InvalidJob(
-                f"files is {patterns!r}: give a path, a glob or a list of them", key=key
-            )
-        self.fs: Any = None
-        self._key, self._suffix = key, suffix
-        located: list[tuple[str, str]] = []
-        for pattern in given:
-            fs, path = self._filesystem(pattern, storage_options or {})
-            if self.fs is not None and type(fs) is not type(self.fs):
-                raise InvalidJob(
-                    f"{given[0]!r} and {pattern!r} lie on different filesystems: a source "
-                    "reads one",
-                    key=key,
-                )
-            self.fs = fs
-            located.append((pattern, path))
-        self._seen: dict[str, Stamp] = {}  # by path, how a file looked
+        self.fs, located = located_by(patterns, storage_options or {}, key)
+        self._ranges = ranges_of(self.fs)
+        self._versions = Versions(self._ranges.look, self._known_hash, self._hash_again)
+        self._hashes_each = hashes_each
         paths = [path for _, path in located]
         self.catalog = open_catalog(
             catalog_key(type(self.fs).__name__, paths, suffix, storage_options)
         )
         if self.catalog.listing is None:
-            self.files = self._list(located)
+            self.files = listed(self.fs, self._ranges, located, suffix, key)
         else:
             self.files = [self._listed(name, path) for name, path in self.catalog.listing]
+        self._by_path = {file.path: file for file in self.files}
+        self._bytes = sum(file.size for file in self.files)
 
     def _listed(self, name: str, path: str) -> DataFile:
         """Return a file as the node's process has found it: nothing is looked at here."""
-        stamp = self._seen[path] = self.catalog.stamp(path)
+        stamp = self._versions.seen[path] = self.catalog.stamp(path)
         return DataFile(name, path, stamp.size)
-
-    def _list(self, located: Sequence[tuple[str, str]]) -> list[DataFile]:
-        found: dict[str, dict[str, Any]] = {}
-        roots: list[str] = []
-        for pattern, path in located:
-            try:
-                root, matches = self._match(path)
-            except FileNotFoundError:
-                root, matches = "", {}
-            except Exception as error:
-                if not isinstance(error, OSError) and not is_transient(error):
-                    raise
-                raise SourceUnavailable(
-                    f"{pattern!r} cannot be listed: {error}", item=pattern
-                ) from error
-            if not matches and root == path.rstrip("/"):
-                endings = (self._suffix,) if isinstance(self._suffix, str) else self._suffix
-                raise InvalidJob(
-                    f"the folder {pattern!r} holds no file that ends in {' or '.join(endings)}: "
-                    "name another folder, or the files by a glob, such as folder/*",
-                    key=self._key,
-                    pattern=pattern,
-                )
-            if not matches:
-                raise InvalidJob(
-                    f"no file matches {pattern!r}: check the path; in a job file, or in a meta "
-                    "file, it is relative to that file",
-                    key=self._key,
-                    pattern=pattern,
-                )
-            roots.append(root)
-            found.update(matches)
-        common = posixpath.commonpath(roots) if all(roots) else ""
-        above = common.rstrip("/") + "/"
-
-        def name(path: str) -> str:
-            if common and path.startswith(above):
-                return path[len(above) :]  # as relpath, which takes 20 us
-            return posixpath.relpath(path, common) if common else path
-
-        return sorted(
-            (DataFile(name(path), path, int(info["size"])) for path, info in found.items()),
-            key=lambda file: file.name.encode(),
-        )
 
     @cached_property
     def is_local(self) -> bool:
         """Tell whether the files lie on a disk of this machine."""
-        protocol = self.fs.protocol
-        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+        return isinstance(self._ranges, LocalRanges)
 
-    def open(self, file: DataFile) -> Any:
-        """Return the open file, a binary reader that seeks."""
-        if self.is_local:
-            return open(file.path, "rb")
-        # Readers ask for exact ranges: a read-ahead would fetch megabytes that are not needed.
-        return self.fs.open(file.path, "rb", cache_type="none")
+    def open(self, file: DataFile) -> RangeStream:
+        """Return a file as a binary stream that seeks; each read of it is one as of `read`."""
+        return RangeStream(self.reader(file), file.size)
 
     def read(self, file: DataFile, start: int, stop: int) -> bytes:
         """Return the bytes `[start, stop)` of a file; may be called from several threads.
 
+        They are of the version that was there when the file was first looked at.
+
         Raises:
+            SourceChanged: That version is gone.
             OSError: They cannot be read, or the file ends before `stop`.
         """
         if start >= stop:
             return b""
-        if self.is_local:
-            with open(file.path, "rb", buffering=0) as stream:
-                stream.seek(start)
-                data = stream.read(stop - start)
-                while len(data) < stop - start and (more := stream.read(stop - start - len(data))):
-                    data += more  # a read gives 2 GiB at most
-        else:
-            data = self.fs.cat_file(file.path, start=start, end=stop)
+        self.watch(file)
+
+        def once(_: bool) -> tuple[bytes, bool]:
+            wanted = self._versions.now(file.path)
+            data, stamp = self._ranges.read(file.path, start, stop, wanted)
+            return data, is_same(stamp, wanted)
+
+        # A stamp that does not come with the bytes is that of a look after the read.
+        data, _ = read_unchanged(once, partial(self._versions.check, file.path), itemgetter(1))
         if len(data) != stop - start:
             raise OSError(f"{len(data)} bytes came where {stop - start} were asked for")
         return data
 
     def reader(self, file: DataFile) -> ReadAt:
-        """Return what reads ranges of a file."""
+        """Return what reads ranges of a file, as `read`."""
         return lambda start, stop: self.read(file, start, stop)
 
     def from_start_to_end(self, file: DataFile) -> ReadAt:
@@ -231,31 +160,39 @@ class FileSet:
             SourceUnavailable: A file cannot be read at the moment.
         """
         files = self.files
-        whole = sum(file.size for file in files) <= WHOLE_BYTES
-        blocks = max(1, min(BLOCKS, 1024 // max(1, len(files))))
-        fact = "whole" if whole else f"sampled {blocks}"
-
-        def hash_one(file: DataFile) -> None:
-            with reading(file):
-                content = content_hash(self.reader(file), file.size, whole=whole, blocks=blocks)
-            self.note(file, fact, content)
-
-        unread = [file for file in files if self.known(file, fact) is None]
+        unread = [file for file in files if self._known_hash(file.path) is None]
         with ThreadPoolExecutor(LOOKERS) as pool:
-            list(pool.map(hash_one, unread))
+            list(pool.map(self.content, unread))
         entries = [
             (
                 file.name,
                 file.size,
-                hashlib.sha256(f"{digest_of(file)}{self.known(file, fact)}".encode()).hexdigest(),
+                hashlib.sha256(f"{digest_of(file)}{self.content(file)}".encode()).hexdigest(),
             )
             for file in files
         ]
         self.remember(list({file.path: file for file in (*read, *unread)}.values()))
         return files_fingerprint(entries)
 
+    def content(self, file: DataFile) -> str:
+        """Return the hash of a file's content, and note it.
+
+        Raises:
+            SourceChanged: The file is not the one that was found.
+            SourceUnavailable: It cannot be read at the moment.
+        """
+        if (known := self._known_hash(file.path)) is not None:
+            return known.digest
+        rule = self._rule(file)
+        with reading(file):
+            digest = content_hash(
+                self.reader(file), file.size, whole=rule.whole, blocks=rule.blocks
+            )
+        self.note(file, rule.fact, digest)
+        return digest
+
     def watch(self, file: DataFile) -> None:
-        """Remember which version of a file is there now, for `check`.
+        """Remember which version of a file is there now: that one is read from now on.
 
         In a worker it stays the version that its node's process has found.
 
@@ -263,22 +200,25 @@ class FileSet:
             SourceChanged: It is not the one that was listed.
             OSError: It cannot be looked at.
         """
-        if file.path in self._seen:
+        if file.path in self._versions.seen:
             return
-        stamp = self._seen[file.path] = self._stamp(file)
+        # Asked for here, and not taken from `_list`: some filesystems tell times there otherwise.
+        stamp = self._versions.seen[file.path] = self._ranges.look(file.path, listed=True)
         if stamp.size != file.size:
-            raise self._changed(file, stamp)
+            raise changed(file.path, stamp._replace(size=file.size), stamp)
 
-    def check(self, file: DataFile) -> None:
-        """Refuse a file that is not the one that `watch` saw.
+    def check(self, file: DataFile) -> bool:
+        """Refuse a file that is not the one that `watch` saw, where it is not read by `read`.
+
+        Returns:
+            Whether it looks as it did. False = it was touched, and has the same content: read
+            again what was read before this call.
 
         Raises:
-            SourceChanged: Its size or its filesystem's stamp is another.
+            SourceChanged: Its content is another.
             OSError: It cannot be looked at.
         """
-        stamp = self._stamp(file)
-        if stamp[:2] != self._seen[file.path][:2]:
-            raise self._changed(file, stamp)
+        return self._versions.check(file.path)
 
     def check_all(self) -> None:
         """Refuse local files that are gone, or are not those that `watch` saw.
@@ -288,25 +228,16 @@ class FileSet:
         Raises:
             SourceChanged: Names the first one.
         """
-        for file in self.files if self.is_local else ():
-            try:
-                self.check(file)
-            except FileNotFoundError as error:
-                raise SourceChanged(
-                    f"{file.path} is not there any more: put it back as it was, or restart with "
-                    "the files that are there as a new job",
-                    path=file.path,
-                ) from error
-            except OSError:
-                continue
+        if self.is_local:
+            self._versions.check_all(file.path for file in self.files)
 
     def known(self, file: DataFile, fact: str) -> Any:
         """Return what an earlier look at this version of a file has found; None = nothing."""
-        return self.catalog.find(file.path, self._seen[file.path], fact)
+        return self.catalog.find(file.path, self._versions.seen[file.path], fact)
 
     def note(self, file: DataFile, fact: str, value: Any) -> None:
         """Keep what was found in a file, JSON-able, for `known`."""
-        self.catalog.note(file.path, self._seen[file.path], fact, value)
+        self.catalog.note(file.path, self._versions.seen[file.path], fact, value)
 
     def remember(self, read: Sequence[DataFile]) -> None:
         """Keep what is noted for the next start.
@@ -318,7 +249,8 @@ class FileSet:
 
         def has_changed(file: DataFile) -> bool:
             try:
-                return self._stamp(file)[:3] != self._seen[file.path][:3]
+                found = self._ranges.look(file.path, listed=True)
+                return not is_same(found, self._versions.seen[file.path])
             except OSError:
                 return True
 
@@ -341,54 +273,31 @@ class FileSet:
         self.catalog.listing = [(file.name, file.path) for file in self.files]
         return self.catalog
 
-    def _stamp(self, file: DataFile) -> Stamp:
-        if self.is_local:
-            return local_stamp(os.stat(file.path))
-        # Asked by info, not taken from the listing: some filesystems tell times there otherwise.
-        return remote_stamp(self.fs.info(file.path))
+    # --- hashes ---
 
-    def _changed(self, file: DataFile, now: Stamp) -> SourceChanged:
-        return SourceChanged(
-            f"{file.path} changed under an open source ({file.size} bytes then, {now.size} now): "
-            "data files are immutable; restart with the new files as a new job",
-            path=file.path,
-        )
+    def _rule(self, file: DataFile) -> _Rule:
+        """Return how the content of a file is hashed."""
+        if self._hashes_each:
+            return _Rule("content", self.is_local and file.size <= WHOLE_BYTES, BLOCKS)
+        blocks = max(1, min(BLOCKS, 1024 // max(1, len(self.files))))
+        whole = self._bytes <= WHOLE_BYTES
+        return _Rule("whole" if whole else f"sampled {blocks}", whole, blocks)
 
-    def _filesystem(self, pattern: str, options: dict[str, Any]) -> tuple[Any, str]:
-        fsspec = require("fsspec.core")
-        try:
-            fs, path = fsspec.url_to_fs(pattern, **options)
-        except ImportError as error:  # the filesystem's own package: s3fs, gcsfs, adlfs
-            package = getattr(error.__cause__, "name", None) or pattern.partition(":")[0]
-            raise MissingExtra(
-                f"{pattern!r} needs a package that is missing: pip install {package} ({error})",
-                package=package,
-                extra="",
-            ) from None
-        except ValueError as error:
-            raise InvalidJob(f"{pattern!r} cannot be read: {error}", key=self._key) from None
-        return fs, path
+    def _known_hash(self, path: str) -> Hashed | None:
+        file = self._by_path[path]
+        rule = self._rule(file)
+        digest = self.known(file, rule.fact)
+        return None if digest is None else Hashed(digest, rule.whole)
 
-    def _match(self, path: str) -> tuple[str, dict[str, dict[str, Any]]]:
-        """Return the root of a pattern and its files, by path."""
-        magic = min((at for at in map(path.find, "*?[") if at >= 0), default=-1)
-        if magic >= 0:
-            root = posixpath.dirname(path[:magic])
-            matches = self.fs.glob(path, detail=True)
-        else:
-            info = self.fs.info(path)
-            if info["type"] != "directory":
-                return posixpath.dirname(path), {path: info}
-            root = path.rstrip("/")
-            one = isinstance(self._suffix, str)
-            matches = self.fs.glob(f"{root}/**/*{self._suffix if one else ''}", detail=True)
-            matches = {name: info for name, info in matches.items() if name.endswith(self._suffix)}
-        return root, {
-            path: info
-            for path, info in matches.items()
-            # Hidden files are leftovers of tools: ._part.parquet, .part.parquet.crc
-            if info["type"] == "file" and not posixpath.basename(path).startswith(".")
-        }
+    def _hash_again(self, path: str) -> str:
+        """Return the hash of what is there now, whichever version that is."""
+        file, now = self._by_path[path], self._ranges.look(path)
+        rule = self._rule(file)
+
+        def read_at(start: int, stop: int) -> bytes:
+            return self._ranges.read(path, start, stop, now)[0]
+
+        return content_hash(read_at, file.size, whole=rule.whole, blocks=rule.blocks)
 
 
 @contextlib.contextmanager

@@ -8,24 +8,34 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import IndexedSource
-from penstock.server.sources.access import check_columns, check_indices, require
+from penstock.server.sources.access import check_columns, check_indices, plain_url, require
 from penstock.server.sources.arrow import ArrowRows
-from penstock.server.sources.catalog import Catalog, catalog_key, open_catalog
+from penstock.server.sources.catalog import Catalog, catalog_key, local_stamp, open_catalog
 from penstock.server.sources.content import files_fingerprint
-from penstock.server.sources.prepared import HashedFile, hash_files, load_builder, prepare
+from penstock.server.sources.prepared import (
+    HashedFile,
+    content_of,
+    hash_files,
+    load_builder,
+    prepare,
+)
+from penstock.server.sources.versions import Hashed, Versions, changed, is_same, read_unchanged
 from penstock.server.usercode.frames import error_line, error_text
 from penstock.wire.errors import (
     BadItem,
     InvalidJob,
     PenstockError,
-    SourceChanged,
     SourceUnavailable,
+    clean_text,
 )
+
+Read = TypeVar("Read")
 
 DataFiles = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 
@@ -104,6 +114,8 @@ class HfSource(IndexedSource):
                         "is relative to the job file",
                         key="source.data_files",
                     )
+                for file in self._files if self._builder == "json" else ():
+                    _refuse_null(file)
                 self._root = Path(os.path.commonpath([file.parent for file in self._files]))
                 hashed = {
                     key: hash_files([*map(_local, names)], self._catalog)
@@ -125,7 +137,8 @@ class HfSource(IndexedSource):
             for column in self.columns
             if (decode := json_decoder(schema.field(column).type)) is not None
         }
-        self._mapped = {file["filename"]: _stamp(file["filename"]) for file in dataset.cache_files}
+        self._mapped = [os.path.abspath(file["filename"]) for file in dataset.cache_files]
+        self._versions = self._watched()
         self._heads: tuple[list[str], Any] | None = None
         self._read_bytes = 0
 
@@ -172,30 +185,49 @@ class HfSource(IndexedSource):
         Raises:
             SourceChanged: A mapped file is not the one that was opened.
         """
-        self._check_mapped()
-        return self._every.select_columns([name])[start:stop].column(name)
+        chosen = self._every.select_columns([name])
+        return self._unchanged(self._mapped, lambda: chosen[start:stop].column(name))
 
     def _rows(self, dataset: Any, indices: Sequence[int]) -> list[dict[str, Any]]:
         check_indices(indices, len(self))
         if not indices:
             return []
         try:
-            self._check_mapped()
-            table = dataset[[int(index) for index in indices]]
-            items = ArrowRows(table).items(range(len(indices)))
+            table, items = self._unchanged(self._mapped, lambda: self._copied(dataset, indices))
             for item in items:
                 self._settle(item)
         except OSError as error:
             if not is_transient(error):  # raised by Arrow: what it has read makes no sense
                 raise BadItem(
-                    f"the prepared rows {indices[0]} ... cannot be decoded: {error_line(error)}",
+                    f"the prepared rows {indices[0]} ... of {self._named_files()} cannot be "
+                    f"decoded: {error_line(error)}",
                     reason=error_line(error),
                 ) from error
             raise SourceUnavailable(
-                f"items {indices[0]} ... cannot be read at the moment: {error}", item=indices[0]
+                f"items {indices[0]} ... of {self._named_files()} cannot be read at the moment: "
+                f"{error}",
+                item=indices[0],
             ) from error
         self._read_bytes += table.nbytes
         return items
+
+    def _copied(self, dataset: Any, indices: Sequence[int]) -> tuple[Any, list[dict[str, Any]]]:
+        """Return rows of a mapped dataset, as a table and as items."""
+        table = dataset[[int(index) for index in indices]]
+        return table, ArrowRows(table, partial(self._bad_value, indices)).items(range(len(indices)))
+
+    def _bad_value(
+        self, indices: Sequence[int], row: int, column: str, error: Exception
+    ) -> BadItem:
+        said = clean_text(f"column {column!r} cannot be decoded: {error_line(error)}", MAX_REASON)
+        return BadItem(f"item {indices[row]} of {self._named_files()}: {said}", reason=said)
+
+    def _named_files(self) -> str:
+        """Return names for a sentence: `datasets` does not tell which file a row came from."""
+        first, last = self._files[0].name, self._files[-1].name
+        if len(self._files) == 1:
+            return clean_text(first, MAX_REASON)
+        return clean_text(f"{len(self._files)} files, {first} to {last}", MAX_REASON)
 
     def columns_of_items(self) -> dict[str, str]:
         """Return the columns, with the types that their values are stored in."""
@@ -217,16 +249,29 @@ class HfSource(IndexedSource):
         Up to 64 MiB a file is hashed whole, above it head, tail and 16 blocks.
 
         Raises:
-            SourceUnavailable: A file cannot be read at the moment.
+            SourceChanged: A file is not the one that was opened.
+            SourceUnavailable: It cannot be read at the moment.
         """
         if self._hashed is None:
             self._hashed = hash_files(self._files, self._catalog)
+            for file in self._hashed:
+                opened = self._versions.seen[os.path.abspath(file.path)]
+                if not is_same(file.stamp, opened):
+                    raise changed(str(file.path), opened, file.stamp)
             self._catalog.save(map(os.path.abspath, self._files))
         entries = (
             (Path(os.path.relpath(file.path, self._root)).as_posix(), file.size, file.digest)
             for file in self._hashed
         )
         return {"length": len(self), **files_fingerprint(entries)}
+
+    def check_present(self) -> None:
+        """Refuse files that are mapped, or read for their media, and are gone or changed.
+
+        Raises:
+            SourceChanged: Names the file.
+        """
+        self._versions.check_all([*self._versions.seen] if self._media else self._mapped)
 
     def hand_over(self) -> list[Catalog]:
         """Return the hashes of the data files, for the workers of this node."""
@@ -241,14 +286,31 @@ class HfSource(IndexedSource):
         """Forget the expected files; the maps are freed with their last reader."""
         self._mapped.clear()
 
-    def _check_mapped(self) -> None:
-        for path, stamp in self._mapped.items():
-            if _stamp(path) != stamp:
-                raise SourceChanged(
-                    f"{path} changed under an open source: data files are immutable; restart with "
-                    "the new files as a new job",
-                    path=path,
-                )
+    def _watched(self) -> Versions:
+        """Return what notices changes of the files that are mapped, or read for their media."""
+        found = Versions(lambda path: local_stamp(os.stat(path)), self._known_hash, content_of)
+        for file in self._hashed or ():
+            found.seen[os.path.abspath(file.path)] = file.stamp
+        for path in self._mapped:
+            found.seen[path] = local_stamp(os.stat(path))
+        return found
+
+    def _known_hash(self, path: str) -> Hashed | None:
+        """Return what is known of a file's content; nothing of rows that `datasets` prepared."""
+        files = self._hashed or ()
+        return next((file.hashed for file in files if os.path.abspath(file.path) == path), None)
+
+    def _unchanged(self, paths: Sequence[str], read: Callable[[], Read]) -> Read:
+        """Return what was read while these files were as they were found.
+
+        Raises:
+            SourceChanged: One of them has changed.
+            OSError: One cannot be looked at, or `read` raises it.
+        """
+        return read_unchanged(lambda _: read(), partial(self._all_as_before, paths))
+
+    def _all_as_before(self, paths: Sequence[str]) -> bool:
+        return all(self._versions.check(path) for path in paths)
 
     def _settle(self, item: dict[str, Any]) -> None:
         """Make an item what `datasets` gives, without the paths of files.
@@ -257,15 +319,33 @@ class HfSource(IndexedSource):
         """
         for column in self._media:
             media = item.get(column)
-            if media is None or not media.get("path"):
+            if not isinstance(media, dict) or not media.get("path"):
                 continue
             if media["bytes"] is None:
-                media["bytes"] = Path(media["path"]).read_bytes()
+                path = os.path.abspath(media["path"])
+                files = [path] if path in self._versions.seen else []
+                media["bytes"] = self._unchanged(files, Path(path).read_bytes)
             media["path"] = Path(media["path"]).name
         for column, decode in self._texts.items():
             item[column] = decode(item[column])
         if isinstance(item.get("__url__"), str):  # webdataset: which archive
             item["__url__"] = Path(os.path.relpath(item["__url__"], self._root)).as_posix()
+
+
+def _refuse_null(file: Path) -> None:
+    """Refuse JSON that begins with null: the reader of pyarrow, as of 26, ends the process.
+
+    Raises:
+        InvalidJob: Names the file.
+    """
+    with file.open("rb") as stream:
+        head = stream.read(4096)
+    if re.match(rb"(\xef\xbb\xbf)?\s*null\b", head):
+        raise InvalidJob(
+            f"{file} begins with null and not with an item: take that line out, or write the file "
+            "again",
+            key="source.data_files",
+        )
 
 
 def json_decoder(kind: Any) -> Callable[[Any], Any] | None:
@@ -379,16 +459,13 @@ def _local(file: str) -> Path:
 
 def plain_files(data_files: DataFiles | None) -> Any:
     """Return `data_files` in lists and dicts, as `datasets` takes them."""
-    if isinstance(data_files, str) or data_files is None:
-        return data_files
+    if data_files is None:
+        return None
+    if isinstance(data_files, str):
+        return plain_url(data_files)
     if isinstance(data_files, Mapping):
         return {split: plain_files(files) for split, files in data_files.items()}
-    return list(data_files)
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_size, found.st_mtime_ns
+    return [plain_url(file) for file in data_files]
 
 
 @contextlib.contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,9 +14,9 @@ from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import RawItem, StreamSource, unseen_sentence
 from penstock.server.sources.access import check_columns, require
 from penstock.server.sources.catalog import Catalog
-from penstock.server.sources.content import WHOLE_BYTES, content_hash, files_fingerprint
+from penstock.server.sources.content import files_fingerprint
 from penstock.server.sources.factory import Made
-from penstock.server.sources.files import DataFile, FileSet
+from penstock.server.sources.files import DataFile, FileSet, reading
 from penstock.server.sources.hf import (
     DataFiles,
     builder_name,
@@ -26,7 +27,7 @@ from penstock.server.sources.hf import (
     silence,
 )
 from penstock.server.sources.prepared import load_builder
-from penstock.wire.errors import BadBatch, InvalidJob, SourceUnavailable
+from penstock.wire.errors import BadBatch, InvalidJob
 
 MARK_ROWS = 256
 """Rows from one mark to the next. A mark is a number of rows, which `datasets` passes over without
@@ -168,7 +169,11 @@ class HfStreamSource(StreamSource):
                     key="source.data_files",
                 )
             self._files = FileSet(
-                names, suffix="", storage_options=storage_options, key="source.data_files"
+                names,
+                suffix="",
+                storage_options=storage_options,
+                key="source.data_files",
+                hashes_each=True,
             )
             by_path = {_bare(file.path): file for file in self._files.files}
             self._read = [by_path[_bare(file)] for file in names]
@@ -188,14 +193,19 @@ class HfStreamSource(StreamSource):
     def open(self, shard: int, mark: Any) -> Iterator[tuple[RawItem, Any]]:
         """Yield the rows of a shard, from a number on; with a mark for every 256th.
 
+        A local file is looked at after each of its rows was read, so that no row of another version
+        is given. Files at URLs, and those that are not a shard each, are looked at as the shard
+        is opened and as it ends; local ones also at each mark.
+
         Raises:
-            SourceChanged: A local file is not the one that was opened.
+            SourceChanged: A file is not the one that was opened.
             BadBatch: A file is damaged, or is not like the others.
             Exception: Whatever else the dataset raises.
         """
-        if self._files is not None and self._files.is_local and len(self._read) == len(self._names):
-            self._files.watch(self._read[shard])
-            self._files.check(self._read[shard])
+        files = self._files_of(shard)
+        look = self._look_at(files)
+        seen = look()
+        self._check(files)
         rows = self._stream.shard(num_shards=len(self._names), index=shard)
         begin = mark or 0
         if begin:
@@ -206,7 +216,49 @@ class HfStreamSource(StreamSource):
             # A generator of the user's may give a row that it keeps.
             item = own_copy(row) if self._made is not None else row
             self._settle(item)
+            if (len(files) == 1 or number % MARK_ROWS == 0) and (now := look()) != seen:
+                self._check(files)
+                seen = now
             yield item, number if number % MARK_ROWS == 0 else None
+        self._check(files)
+
+    def _files_of(self, shard: int) -> list[DataFile]:
+        """Return the files that a shard may lie in; none = they are not known."""
+        if self._files is None:
+            return []
+        if len(self._read) == len(self._names):
+            return [self._read[shard]]
+        return self._read if self._files.is_local else []  # a look at a URL is a request
+
+    def _look_at(self, files: Sequence[DataFile]) -> Callable[[], list[tuple[int, ...]]]:
+        """Return what looks at files of this machine, in 2 us for each; others look alike.
+
+        One that is gone has no look, which is another one.
+        """
+        paths = [file.path for file in files] if self._files and self._files.is_local else []
+
+        def look() -> list[tuple[int, ...]]:
+            found: list[tuple[int, ...]] = []
+            with contextlib.suppress(OSError):  # `_check` says what it is
+                for path in paths:
+                    stat = os.stat(path)
+                    found.append((stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
+            return found
+
+        return look
+
+    def _check(self, files: Sequence[DataFile]) -> None:
+        """Refuse files that have changed.
+
+        Raises:
+            SourceChanged: Names the first one.
+            SourceUnavailable: It cannot be looked at.
+        """
+        for file in files:
+            assert self._files is not None
+            with reading(file):
+                self._files.watch(file)
+                self._files.check(file)
 
     def _parsed(self, rows: Iterable[Any], shard: int, number: int) -> Iterator[Any]:
         """Yield the rows of a file.
@@ -226,6 +278,7 @@ class HfStreamSource(StreamSource):
                 yield row
                 number += 1
         except ValueError as error:  # of parsers and casts; a ValueError may wrap a network's
+            self._check(self._files_of(shard))
             if is_transient(error, reading=True):
                 raise
             raise BadBatch(
@@ -293,35 +346,17 @@ class HfStreamSource(StreamSource):
             found: dict[str, Any] = {"shards": len(self._names)}
             return found if own is None else {**found, "dataset": own()}
         assert self._files is not None
-        digests = self._files.map(self._digest, self._read)
+        self._files.map(self._watch, self._read)
+        digests = self._files.map(self._files.content, self._read)
         self._files.remember(self._read)
         return files_fingerprint(
             (file.name, file.size, digest) for file, digest in zip(self._read, digests, strict=True)
         )
 
-    def _digest(self, file: DataFile) -> str:
-        files = self._files
-        assert files is not None
-        try:
-            files.watch(file)
-            known: str | None = files.known(file, "content")
-            if known is not None:
-                return known
-            with files.open(file) as stream:
-
-                def read_at(start: int, stop: int) -> bytes:
-                    stream.seek(start)
-                    data: bytes = stream.read(stop - start)
-                    return data
-
-                whole = files.is_local and file.size <= WHOLE_BYTES
-                digest = content_hash(read_at, file.size, whole=whole)
-        except OSError as error:
-            raise SourceUnavailable(
-                f"{file.path} cannot be read at the moment: {error}", item=file.name
-            ) from error
-        files.note(file, "content", digest)
-        return digest
+    def _watch(self, file: DataFile) -> None:
+        assert self._files is not None
+        with reading(file):
+            self._files.watch(file)
 
     def unseen(self) -> str | None:
         """Return what the log id does not know of a factory without a `fingerprint`."""

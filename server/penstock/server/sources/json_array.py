@@ -20,7 +20,8 @@ from penstock.server.sources.blocked import (
 )
 from penstock.server.sources.cache import Rows
 from penstock.server.sources.files import DataFile
-from penstock.server.sources.lines import json_value, refuse_other_encodings
+from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
+from penstock.server.sources.lines import json_value
 from penstock.wire.errors import InvalidJob
 
 _OPEN, _CLOSE, _COMMA, _QUOTE, _BACKSLASH = 1, 2, 3, 4, ord("\\")
@@ -70,14 +71,17 @@ def top_level(data: bytes) -> TopLevel:
 def _unescaped(data: bytes, quotes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return those quotes that do not follow an odd number of backslashes."""
     array = np.frombuffer(data, np.uint8)
-    is_escaped = np.zeros(len(quotes), bool)
-    looked, back = np.arange(len(quotes)), 1
-    while len(looked):
-        before = quotes[looked] - back
-        looked = looked[(before >= 0) & (array[before] == _BACKSLASH)]
-        is_escaped[looked] = ~is_escaped[looked]
-        back += 1
-    return quotes[~is_escaped]
+    follows = (quotes > 0) & (array[quotes - 1] == _BACKSLASH)
+    if not follows.any():
+        return quotes
+    slashes = np.flatnonzero(array == _BACKSLASH)
+    begins = np.concatenate([[True], np.diff(slashes) > 1])
+    first = np.maximum.accumulate(np.where(begins, np.arange(len(slashes)), 0))  # of each run
+    last = np.searchsorted(slashes, quotes[follows] - 1)
+    is_escaped = follows.copy()
+    is_escaped[follows] = (last - first[last]) % 2 == 0
+    found: NDArray[np.int64] = quotes[~is_escaped]
+    return found
 
 
 class JsonSource(BlockedFiles):
@@ -183,7 +187,7 @@ def _count(data: bytes, seen: TopLevel) -> int:
 
 def _first_element(file: DataFile, head: bytes) -> int:
     """Return where the first element of an array starts."""
-    refuse_other_encodings(file, head)
+    refuse_other_kinds(file, head[:FIRST_BYTES])
     text = head.removeprefix(BOM_UTF8)
     inner = text.lstrip()
     if not inner.startswith(b"["):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 
 KINDS = {
     ".parquet": "parquet",
@@ -25,6 +26,9 @@ KINDS = {
 }
 """The source type of a file's last ending; `.bin` without a `.idx` beside it is of `tokens`."""
 
+_QUERY = re.compile(r"\?[^/?*]*=[^/]*$")
+"""Of a URL, with a name and a value: a `?` alone is of a glob."""
+
 COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz", ".br", ".snappy")
 
 FOLDER_MARKS = {"state.json": "saved", "dataset_dict.json": "saved", "index.json": "mds"}
@@ -36,6 +40,8 @@ def kind_of(path: str) -> str | None:
 
     A compressed MDS shard is one; other compressed files are read by `hf`.
     """
+    if "://" in path:
+        path = _QUERY.sub("", path)
     name = posixpath.basename(path.rstrip("/"))
     if name in FOLDER_MARKS:
         return FOLDER_MARKS[name]

@@ -23,18 +23,11 @@ from penstock.server.sources.blocked import (
 )
 from penstock.server.sources.cache import Rows
 from penstock.server.sources.files import DataFile
+from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
 from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob
 
 _BLANK = frozenset(b" \t\r\v\f")
-
-COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-}
-"""What compressed files begin with."""
 
 
 class Lines(NamedTuple):
@@ -76,23 +69,6 @@ def last_line_end(data: bytes, is_last: bool) -> int:
     return len(data) if is_last else data.rfind(b"\n") + 1
 
 
-def refuse_other_encodings(file: DataFile, head: bytes) -> None:
-    """Refuse what is compressed, or is text in another encoding than UTF-8.
-
-    Raises:
-        InvalidJob: Names the file, and what it is.
-    """
-    for magic, name in COMPRESSED.items():
-        if head.startswith(magic):
-            raise InvalidJob(
-                f"{file.path} is compressed with {name}, and items in it cannot be found without "
-                "reading all of it: uncompress it, or let `datasets` do that (source type hf)",
-                key="source.files",
-            )
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise InvalidJob(f"{file.path} is UTF-16: write it again as UTF-8", key="source.files")
-
-
 class LineFiles(BlockedFiles):
     """Files of lines, cut into blocks at the ends of lines."""
 
@@ -101,10 +77,10 @@ class LineFiles(BlockedFiles):
     def index_of(self, file: DataFile) -> FileIndex:
         """Return blocks of whole lines."""
         read_at = self.files.from_start_to_end(file)
-        refuse_other_encodings(file, read_at(0, min(8, file.size)))
+        refuse_other_kinds(file, read_at(0, min(FIRST_BYTES, file.size)))
         index, line = FileIndex.empty(), 1
         for start, data in cut(read_at, 0, file.size, self.block_bytes, self.end_of):
-            items = self.count(data)
+            items = self.count(data.removeprefix(BOM_UTF8) if start == 0 else data)
             if items:
                 index.add(start, start + len(data), items, first=line)
             line += data.count(b"\n")
@@ -183,7 +159,9 @@ class JsonlSource(LineFiles):
         Raises:
             InvalidJob: It is a JSON array, or not UTF-8.
         """
-        if _is_array(self.files.read(file, 0, min(self.block_bytes, file.size)), file.size):
+        head = self.files.read(file, 0, min(max(self.block_bytes, FIRST_BYTES), file.size))
+        refuse_other_kinds(file, head[:FIRST_BYTES])
+        if _is_array(head, file.size):
             raise InvalidJob(
                 f"{file.path} holds a JSON array and not a value per line: use type: json",
                 key="source.type",
@@ -327,7 +305,7 @@ class TextSource(LineFiles):
         """Return blocks of whole lines, or of whole paragraphs, or the whole file."""
         if self.sample_by != "document":
             return super().index_of(file)
-        refuse_other_encodings(file, self.files.read(file, 0, min(8, file.size)))
+        refuse_other_kinds(file, self.files.read(file, 0, min(FIRST_BYTES, file.size)))
         index = FileIndex.empty()
         index.add(0, file.size, 1, first=1)
         return index
@@ -400,6 +378,5 @@ __all__ = [
     "json_value",
     "last_line_end",
     "lines_of",
-    "refuse_other_encodings",
     "without_mark",
 ]

@@ -7,6 +7,7 @@ import math
 import posixpath
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from penstock.server.sources.blocked import (
 from penstock.server.sources.cache import Rows
 from penstock.server.sources.files import DataFile, refusing
 from penstock.server.usercode.frames import error_line
-from penstock.wire.errors import InvalidJob
+from penstock.wire.errors import InvalidJob, clean_text
 
 Decoder = Callable[[bytes], Any]
 
@@ -48,6 +49,9 @@ _SIMPLE: dict[str, Decoder] = {
     "png": bytes,
 }
 _COMPRESSIONS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli", "snappy": "snappy"}
+
+_SNAPPY_RATIO = 64  # three bytes of snappy stand for 64 at most
+_PIECE_BYTES = 16 << 20
 
 
 class MdsSource(BlockedFiles):
@@ -144,6 +148,11 @@ class MdsSource(BlockedFiles):
                         key="source.files",
                     )
                 found[path], self._shards[path] = by_path[path], shard
+        if not found:
+            raise InvalidJob(
+                f"{indexes[0].path} lists no shards: name the folder that MDSWriter wrote",
+                key="source.files",
+            )
         return list(found.values())
 
     def columns_of_items(self) -> dict[str, str]:
@@ -222,35 +231,85 @@ class MdsSource(BlockedFiles):
             data = self.files.read(file, 0, file.size)
         try:
             said = json.loads(data)
-            shards = [_checked_shard(shard) for shard in said["shards"]]
-        except (ValueError, KeyError, TypeError) as error:
+            listed = said.get("shards") if isinstance(said, dict) else None
+            if not isinstance(listed, list):
+                raise ValueError("it has no list of shards")
+            shards = [_checked_shard(number, shard) for number, shard in enumerate(listed)]
+        except (ValueError, RecursionError) as error:
             raise InvalidJob(
-                f"{file.path} is not an index of MDS shards ({error_line(error)}): name the folder "
-                "that MDSWriter wrote",
+                f"{file.path} is not an index of MDS shards ({error_line(error, 300)}): name the "
+                "folder that MDSWriter wrote",
                 key="source.files",
             ) from None
         return {"shards": shards}
 
 
-def _checked_shard(shard: dict[str, Any]) -> dict[str, Any]:
+def _checked_shard(number: int, shard: Any) -> dict[str, Any]:
     """Return what is needed of a shard's entry in an index.
 
     Raises:
-        ValueError, KeyError: It is of another format.
+        ValueError: It is of another format, or a value is not what MDSWriter writes.
     """
-    if shard["format"] != "mds" or shard["version"] != 2:
-        raise ValueError(f"a shard of format {shard['format']}, version {shard['version']}")
-    packing = (shard["compression"] or "").partition(":")[0]
-    if shard["zip_data"] and packing not in _COMPRESSIONS:
+
+    def value(key: str, fits: Callable[[Any], bool]) -> Any:
+        found = shard.get(key) if isinstance(shard, dict) else None
+        if not fits(found):
+            raise ValueError(f"{key} of shard {number} is {clean_text(repr(found), 100)}")
+        return found
+
+    value("format", lambda found: found == "mds")
+    value("version", lambda found: found == 2)
+    names = value("column_names", _is_texts)
+    of_columns = {"column_names": names}
+    for key, fits in (("column_encodings", _is_text), ("column_sizes", _is_size)):
+        of_columns[key] = value(key, partial(_are_all, len(names), fits))
+    if len(set(names)) < len(names):
+        raise ValueError(f"two columns of shard {number} have one name")
+    packing = value("compression", lambda found: found is None or _is_text(found)) or ""
+    packing = packing.partition(":")[0]
+    files = {}
+    for key in ("raw_data", "zip_data"):
+        entry = value(key, partial(_is_file, optional=key == "zip_data"))
+        files[key] = entry and {"basename": entry["basename"], "bytes": entry["bytes"]}
+    if files["zip_data"] and packing not in _COMPRESSIONS:
         raise ValueError(
-            f"compression {packing}, of which only {', '.join(_COMPRESSIONS)} are read"
+            f"compression {clean_text(repr(packing), 100)} of shard {number}, of which only "
+            f"{', '.join(_COMPRESSIONS)} are read"
         )
-    kept = ("samples", "column_names", "column_encodings", "column_sizes")
-    files = {
-        name: shard[name] and {"basename": shard[name]["basename"], "bytes": shard[name]["bytes"]}
-        for name in ("raw_data", "zip_data")
-    }
-    return {**{name: shard[name] for name in kept}, **files, "compression": packing}
+    samples = value("samples", _is_count)
+    return {"samples": samples, **of_columns, **files, "compression": packing}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_all(count: int, fits: Callable[[Any], bool], value: Any) -> bool:
+    return isinstance(value, list) and len(value) == count and all(map(fits, value))
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_size(value: Any) -> bool:
+    """Tell whether a value says how many bytes a column takes: a number, or None = it varies."""
+    return value is None or _is_count(value)
+
+
+def _is_file(value: Any, *, optional: bool) -> bool:
+    if value is None:
+        return optional
+    return (
+        isinstance(value, dict)
+        and _is_text(value.get("basename"))
+        and bool(value["basename"])
+        and _is_count(value.get("bytes"))
+    )
 
 
 def _check_offsets(offsets: NDArray[np.int64], size: int) -> None:
@@ -269,11 +328,18 @@ def _uncompressed(data: bytes, shard: dict[str, Any]) -> bytes:
     arrow = require("pyarrow")
     codec, size = _COMPRESSIONS[shard["compression"]], shard["raw_data"]["bytes"]
     if codec == "snappy":  # without frames, so that the size has to be told
+        if size > _SNAPPY_RATIO * len(data):
+            raise ValueError(f"{len(data)} bytes where the index says {size} without compression")
         return bytes(arrow.decompress(data, size, codec, asbytes=True))
-    raw: bytes = arrow.CompressedInputStream(arrow.BufferReader(data), codec).read()
+    stream = arrow.CompressedInputStream(arrow.BufferReader(data), codec)
+    # Piece by piece: neither what the index claims nor what is packed in it is believed.
+    raw = bytearray()
+    while len(raw) <= size and (more := stream.read(min(_PIECE_BYTES, size + 1 - len(raw)))):
+        raw += more
     if len(raw) != size:
-        raise ValueError(f"{len(raw)} bytes where the index says {size}")
-    return raw
+        at_least = "at least " if len(raw) > size else ""
+        raise ValueError(f"{at_least}{len(raw)} bytes where the index says {size}")
+    return bytes(raw)
 
 
 class _Samples:
@@ -309,10 +375,10 @@ class _Samples:
             for name, decode in self._columns.items():
                 begin, end = places[name]
                 found[name] = decode(sample[begin:end])
-        except (ValueError, IndexError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
             raise self._block.bad(
                 f"sample {self._block.first + row}{f', column {name!r},' * bool(name)}",
-                f"cannot be decoded ({error_line(error)})",
+                f"cannot be decoded ({error_line(error, 300)})",
                 "write it again, or let on_item_error: quarantine skip it",
             ) from None
         return found
@@ -350,15 +416,17 @@ def decoder_of(encoding: str, column: str, path: str) -> Decoder:
     if name == "ndarray" and re.fullmatch(r"(\w+(:\d+(,\d+)*)?)?", config):
         dtype_name, _, shape = config.partition(":")
         fixed = tuple(map(int, shape.split(","))) if shape else None
-        kind = np.dtype(dtype_name).newbyteorder("<") if dtype_name else None
-        return lambda data: _array(data, kind, fixed)
+        if dtype_name in ("", *_SCALARS):
+            kind = np.dtype(dtype_name).newbyteorder("<") if dtype_name else None
+            return lambda data: _array(data, kind, fixed)
     remedy = (
         "reading a pickle runs code: write the column as json, str or ndarray"
         if name == "pkl"
         else f"known are {', '.join([*_SIMPLE, 'ndarray', *_SCALARS])}"
     )
     raise InvalidJob(
-        f"{path}: column {column!r} has the encoding {encoding!r}: {remedy}, or leave it out with "
+        f"{path}: column {clean_text(repr(column), 100)} has the encoding "
+        f"{clean_text(repr(encoding), 100)}: {remedy}, or leave it out with "
         "columns",
         key="source.columns",
     )

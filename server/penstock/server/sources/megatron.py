@@ -160,7 +160,6 @@ class MegatronSource(TokenFiles):
         if (found := self._spans.get(key)) is None:
             more = block.layout.more
             layout = Layout(more["dtype"], more["sequences"], more["bounds"])
-            self.files.check(self._idx(block.file))
             ends = self._ends_of(block.file, layout, block.first, block.items)
             found = np.stack([np.concatenate([[block.start], ends[:-1]]), ends], axis=1)
             self._spans[key] = found

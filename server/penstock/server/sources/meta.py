@@ -6,7 +6,7 @@ import logging
 import posixpath
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,18 +20,25 @@ import numpy as np
 from penstock.server.core.condition import Condition, Kept
 from penstock.server.core.permutation import Permutation
 from penstock.server.core.shares import MAX_RATIO, sample_ratio
+from penstock.server.core.shown import shown
+from penstock.server.core.transient import is_transient
 from penstock.server.jobs.location import Location
-from penstock.server.jobs.yaml_file import parse
-from penstock.server.resources import usable_cpus
-from penstock.server.roles.base import IndexedSource, RawItem
+from penstock.server.roles.base import IndexedSource, RawItem, Source
 from penstock.server.roles.reading import Blocks
-from penstock.server.sources.access import check_indices, require
+from penstock.server.sources.access import check_indices, located
 from penstock.server.sources.catalog import Catalog
 from penstock.server.sources.kinds import kind_of
 from penstock.server.sources.tokens import TokenFiles
 from penstock.server.usercode.frames import error_line
-from penstock.wire.errors import BadItem, InvalidJob, PenstockError, SourceUnavailable
-from penstock.wire.nearest import hint
+from penstock.wire.errors import (
+    BadItem,
+    InvalidJob,
+    PenstockError,
+    SourceUnavailable,
+    clean_text,
+)
+from penstock.wire.nearest import hint, listed
+from penstock.wire.resources import usable_cpus
 
 logger = logging.getLogger("penstock")
 
@@ -197,6 +204,7 @@ class MetaSource(IndexedSource):
             self._of_blocks(stored, "nbytes"),
             self._of_blocks(stored, "stored"),
             all(blocks is None or blocks.items_are_apart for blocks in stored),
+            sum(blocks.decoded for blocks in stored if blocks is not None),
         )
 
     def keep_blocks(self, count: int) -> None:
@@ -398,24 +406,30 @@ def _read(file: str, options: dict[str, Any]) -> list[Entry]:
         SourceUnavailable: It cannot be read at the moment.
     """
     at = Location(file, Path(posixpath.dirname(file)))
-    fsspec = require("fsspec.core")
     try:
-        fs, path = fsspec.url_to_fs(file, **options)
+        fs, path = located(file, options)
         text = fs.cat_file(path).decode()
     except (FileNotFoundError, PermissionError) as error:
         raise at.error(f"the meta file cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise at.error(f"the meta file is not UTF-8 ({error.reason}): convert it") from None
-    except OSError as error:
+    except Exception as error:
+        if not isinstance(error, OSError) and not is_transient(error):
+            raise
         raise SourceUnavailable(
             f"{file} cannot be read at the moment: {error}", item=file
         ) from error
+    from penstock.server.jobs.yaml_file import parse  # other sources have no YAML
+
     said, at = parse(text.replace("\t", " ") if file.endswith(".json") else text, at)
     if isinstance(said, dict) and "datasets" in said and isinstance(said["datasets"], list | dict):
         said, at = said["datasets"], at.at("datasets")
     if isinstance(said, dict):
         named = (
-            sorted((str(name), entry, at.at(name)) for name, entry in said.items())
+            sorted(
+                ((str(name), entry, at.at(str(name))) for name, entry in said.items()),
+                key=lambda found: found[0],
+            )
             if all(isinstance(entry, dict) for entry in said.values())
             else []
         )
@@ -433,14 +447,16 @@ def _read(file: str, options: dict[str, Any]) -> list[Entry]:
     taken: set[str] = set()
     for entry in entries:
         if entry.name in taken:
-            raise entry.at.error(f"two data sets have the name {entry.name!r}: give each its own")
+            raise entry.at.error(
+                f"two data sets have the name {shown(entry.name)}: give each its own"
+            )
         taken.add(entry.name)
     return entries
 
 
 def _entry(name: str, said: Any, at: Location) -> Entry:
     if not isinstance(said, dict):
-        raise at.error(f"{at.key} is {said!r}: a data set has keys, file_name at least")
+        raise at.error(f"{at.key} is {shown(said)}: a data set has keys, file_name at least")
     found: dict[str, Any] = {}
     for key, value in said.items():
         if key in ("media_dir", "data_folder") and value:
@@ -450,15 +466,26 @@ def _entry(name: str, said: Any, at: Location) -> Entry:
             )
         if key not in KEYS and key not in ("media_dir", "data_folder"):
             raise at.at(str(key)).error(
-                f"{at.key} has a key {key!r} that is not one of a data set: {hint(str(key), KEYS)}"
+                f"{at.key} has a key {shown(key)} that is not one of a data set: "
+                f"{hint(str(key), KEYS)}"
             )
         found[KEYS.get(key) or key] = value
     path = found.get("path")
     if not isinstance(path, str) or not path:
         raise at.error(f"{at.key} has no file_name: name its files, relative to the meta file")
     kind = found.get("type") or kind_of(path)
+    if kind is not None and not isinstance(kind, str):
+        raise at.at("type").error(f"{at.key}: type is {shown(kind)}: give a name, such as jsonl")
     if kind is None:
-        raise at.error(f"{at.key}: {path!r} does not tell what it holds: give its type, as jsonl")
+        raise at.error(
+            f"{at.key}: {shown(path)} does not tell what it holds: give its type, as jsonl"
+        )
+    options = found.get("options")
+    if options is not None and not isinstance(options, dict):
+        raise at.at("options").error(
+            f"{at.key}: options is {shown(options)}: give keys and values, the parameters of the "
+            f"source"
+        )
     return Entry(
         name or str(found.get("name") or posixpath.splitext(posixpath.basename(path))[0]),
         _resolved(path, at.file),
@@ -466,7 +493,7 @@ def _entry(name: str, said: Any, at: Location) -> Entry:
         _names(found.get("columns"), COLUMNS, at.at("columns")),
         _names(found.get("tags"), TAGS, at.at("tags")),
         _ratio(found.get("ratio", 1), at),
-        found.get("options") or {},
+        options or {},
         at,
     )
 
@@ -475,10 +502,12 @@ def _names(said: Any, known: Sequence[str] | Mapping[str, str], at: Location) ->
     if said is None:
         return {}
     if not isinstance(said, dict) or not all(isinstance(value, str) for value in said.values()):
-        raise at.error(f"{at.key} is {said!r}: give names, such as {{{next(iter(known))}: ...}}")
+        raise at.error(
+            f"{at.key} is {shown(said)}: give names, such as {{{next(iter(known))}: ...}}"
+        )
     for key in said:
         if key not in known:
-            raise at.at(str(key)).error(f"{at.key} has a key {key!r}: {hint(str(key), known)}")
+            raise at.at(str(key)).error(f"{at.key} has a key {shown(key)}: {hint(str(key), known)}")
     return dict(said)
 
 
@@ -486,8 +515,8 @@ def _ratio(said: Any, at: Location) -> Fraction:
     found = sample_ratio(said)
     if found is None:
         raise at.error(
-            f"{at.key}: sample_ratio is {said!r}: give a number above 0 and up to {MAX_RATIO:,}, "
-            "and leave a data set out with dataset_names"
+            f"{at.key}: sample_ratio is {shown(said)}: give a number above 0 and up to "
+            f"{MAX_RATIO:,}, and leave a data set out with dataset_names"
         )
     return found
 
@@ -526,7 +555,7 @@ def _opened(entries: Sequence[Entry], options: dict[str, Any] | None) -> list[Op
         try:
             return Opened(entry, _source(entry, options), time.monotonic() - begun)
         except PenstockError as error:
-            message = f"data set {entry.name!r} of {entry.at.file}: {error.message}"
+            message = f"data set {shown(entry.name)} of {entry.at.file}: {error.message}"
             logger.error("%s", message)
             raise error.reworded(message) from error
 
@@ -537,9 +566,10 @@ def _opened(entries: Sequence[Entry], options: dict[str, Any] | None) -> list[Op
 
 
 def _source(entry: Entry, options: dict[str, Any] | None) -> IndexedSource:
-    from penstock.server.sources import BUILTIN_SOURCES  # it imports this module
+    from penstock.server.jobs.registry import check_parameters  # both import this module
+    from penstock.server.sources import BUILTIN_SOURCES
 
-    known: dict[str, tuple[Callable[..., Any], str]] = {
+    known: dict[str, tuple[type[Source], str]] = {
         name: (cls, parameter)
         for name, cls in BUILTIN_SOURCES.items()
         if issubclass(cls, IndexedSource)
@@ -548,17 +578,15 @@ def _source(entry: Entry, options: dict[str, Any] | None) -> IndexedSource:
     }
     if entry.type not in known:
         raise entry.at.error(
-            f"{entry.at.key}: there is no type {entry.type!r} of data sets: "
+            f"{entry.at.key}: there is no type {shown(entry.type)} of data sets: "
             f"{hint(entry.type, known)}"
         )
     cls, parameter = known[entry.type]
-    given = dict(entry.options)
+    given = {parameter: entry.path, **entry.options}
+    check_parameters(cls, given, entry.at.at("options"))
     if options and entry.type != "hf":  # which opens no URLs
         given.setdefault("storage_options", options)
-    try:
-        source = cls(**{parameter: entry.path, **given})
-    except TypeError as error:
-        raise entry.at.error(f"{entry.at.key}: options: {error_line(error)}") from None
+    source = cls(**given)
     assert isinstance(source, IndexedSource)
     return source
 
@@ -603,7 +631,9 @@ def _converted(entry: Entry, item: RawItem, index: int) -> RawItem:
     if entry.columns:
         for name, column in entry.columns.items():
             if column not in item and name == "messages":
-                raise _bad(entry, index, f"has no column {column!r}: it has {', '.join(item)}")
+                raise _bad(
+                    entry, index, f"has no column {shown(column)}: it has {listed(map(str, item))}"
+                )
         item = {name: item[column] for name, column in entry.columns.items() if column in item}
     if not entry.tags:
         return item
@@ -627,17 +657,17 @@ def _turns(entry: Entry, messages: Any, index: int) -> list[dict[str, Any]]:
         raise _bad(
             entry,
             index,
-            f"has turns without {tags['role_tag']!r} and {tags['content_tag']!r} "
-            f"({error_line(error)})",
+            f"has turns without {shown(tags['role_tag'])} and {shown(tags['content_tag'])} "
+            f"({error_line(error, 300)})",
         ) from None
 
 
 def _bad(entry: Entry, index: int, said: str) -> BadItem:
     return BadItem(
-        f"item {index} of data set {entry.name!r} {said}: correct it, or columns and tags in "
+        f"item {index} of data set {shown(entry.name)} {said}: correct it, or columns and tags in "
         f"{entry.at.file}",
         path=entry.path,
-        reason=f"item {index} of data set {entry.name!r} {said}"[:300],
+        reason=clean_text(f"item {index} of data set {entry.name!r} {said}", 300),
     )
 
 

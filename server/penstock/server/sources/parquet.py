@@ -12,8 +12,9 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +28,17 @@ from penstock.server.sources.cache import BlockCache, gathered
 from penstock.server.sources.columns import BlockColumns
 from penstock.server.sources.file_source import FileSource
 from penstock.server.sources.files import LOOKERS, DataFile, FileSet, refusing, unavailable
+from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
+from penstock.server.sources.footers import check_footer
 from penstock.server.sources.pieces import Pieces
+from penstock.server.sources.versions import read_unchanged
 from penstock.server.usercode.frames import error_line
-from penstock.wire.errors import BadItem, InvalidJob, SourceChanged
+from penstock.wire.errors import BadItem, InvalidJob, SourceChanged, clean_text
+from penstock.wire.nearest import listed
 
 logger = logging.getLogger("penstock")
+
+Read = TypeVar("Read")
 
 CACHE_BYTES = 512 << 20
 """Decoded row groups that a process keeps if `keep_blocks` was not called."""
@@ -244,8 +251,8 @@ class ParquetSource(FileSource, BlockColumns):
         """
         number = self._groups[blocks[0]][0]
         file = self.files.files[number]
-        try:
-            self.files.check(file)
+
+        def look(is_again: bool) -> list[Any]:
             with contextlib.ExitStack() as opened:
                 stream: Any = file.path
                 if not self.files.is_local:
@@ -261,15 +268,36 @@ class ParquetSource(FileSource, BlockColumns):
                     )
                     for block in blocks
                 ]
-        except (InvalidJob, SourceChanged, MemoryError):
+
+        try:
+            return self._unchanged(file, look)
+        except (InvalidJob, SourceChanged):
             raise
         except Exception as error:
+            if isinstance(error, MemoryError) and is_transient(error):
+                raise
             if is_transient(error):
                 raise unavailable(file, error, file.name) from error
             raise InvalidJob(
-                f"{file.path}: {' and '.join(columns)} cannot be read: {error_line(error)}",
+                f"{file.path}: {' and '.join(columns)} cannot be read: {error_line(error, 300)}",
                 key="source.files",
             ) from error
+
+    def _unchanged(self, file: DataFile, read: Callable[[bool], Read]) -> Read:
+        """Return what was read of a file, and is of the version that was found.
+
+        Args:
+            file: The file.
+            read: Reads it, and is told whether that is once more: the file was touched meanwhile.
+
+        Raises:
+            SourceChanged: That version is gone.
+            Exception: Whatever `read` raises.
+        """
+        # Behind a URL every range comes with its version; Arrow reads local files by itself.
+        return read_unchanged(
+            read, partial(self.files.check, file), lambda _: not self.files.is_local
+        )
 
     def _items(
         self, indices: Sequence[int], rows_of: Callable[[int, int], ArrowRows]
@@ -336,29 +364,27 @@ class ParquetSource(FileSource, BlockColumns):
         # Before reading and not after: else a worker would hold one block more than it may.
         self._cache.make_room()
         try:
-            self.files.check(file)
             if block in self._damaged:
+                self.files.check(file)
                 raise self._damaged[block]
-            table = self._reader(number).read_row_group(
-                group, columns=self.columns, use_threads=False
-            )
+            table = self._read_group(number, group, self.columns)
             if table.num_rows != footer.rows[group]:
                 raise ValueError(
                     f"{table.num_rows} rows where the footer says {footer.rows[group]}"
                 )
-        except (SourceChanged, BadItem, MemoryError):
+        except (SourceChanged, BadItem):
             raise
         except Exception as error:
-            if number in self._open:  # the retry must not use a broken connection again
-                self._open.move_to_end(number, last=False)
-                self._close_one()
+            self._close_file(number)  # the retry must not use a broken connection again
+            if isinstance(error, MemoryError) and is_transient(error):
+                raise
             if is_transient(error):
                 raise unavailable(file, error, index) from error
         if table is None:
             # Reading and decoding were one call, with the same errors: now one after the other.
             table = self._decoded(block, self._read_pieces(number, group, index))
         self._count_read(block, self.columns)
-        rows = ArrowRows(table.select(self.columns))
+        rows = ArrowRows(table.select(self.columns), partial(self._bad_value, file, group))
         self._cache.put(block, rows, table.nbytes)
         return rows
 
@@ -369,18 +395,17 @@ class ParquetSource(FileSource, BlockColumns):
         number, group = self._groups[block]
         file, rows = self.files.files[number], self._sizes[block]
         try:
-            self.files.check(file)
-            table = self._reader(number).read_row_group(
-                group, columns=self._head_columns, use_threads=False
-            )
+            table = self._read_group(number, group, self._head_columns)
             if table.num_rows != rows:
                 raise ValueError(f"{table.num_rows} rows where the footer says {rows}")
         except Exception as error:
             # What is wrong with it is found and reported where whole rows are read.
-            logger.debug("%s: no heads of row group %d: %s", file.path, group, error_line(error))
+            logger.debug(
+                "%s: no heads of row group %d: %s", file.path, group, error_line(error, 300)
+            )
             return self._block(block, index)
         self._count_read(block, self._head_columns)
-        found = ArrowRows(table)
+        found = ArrowRows(table, partial(self._bad_value, file, group))
         self._heads.put(block, found, table.nbytes)
         return found
 
@@ -393,19 +418,13 @@ class ParquetSource(FileSource, BlockColumns):
 
         Raises:
             SourceUnavailable: They cannot be read at the moment.
-            SourceChanged: The footer is not the one that was opened.
+            SourceChanged: The file is not the one that was opened.
         """
-        file, footer = self.files.files[number], self._footers[number]
+        file = self.files.files[number]
         try:
             with self.files.open(file) as stream:
                 read_at = _read_at(stream)
                 tail = _read_tail(read_at, file.size)
-                if hashlib.sha256(tail).hexdigest() != footer.sha256:
-                    raise SourceChanged(
-                        f"{file.path} has another footer than when it was opened: data files are "
-                        "immutable; restart with the new files as a new job",
-                        path=file.path,
-                    )
                 metadata = self._pq.read_metadata(require("pyarrow").BufferReader(tail))
                 pieces = Pieces(file.size, metadata)
                 columns = metadata.row_group(group)
@@ -447,10 +466,10 @@ class ParquetSource(FileSource, BlockColumns):
 
         try:
             return decode(self.columns)
-        except MemoryError:
-            raise
         except Exception as error:
-            said, which = error_line(error), ""
+            if isinstance(error, MemoryError) and is_transient(error):
+                raise
+            said, which = error_line(error, 300), ""
             for column in self.columns:  # which of them it is
                 try:
                     decode([column])
@@ -465,6 +484,30 @@ class ParquetSource(FileSource, BlockColumns):
                 reason=f"{file.name}: {what} is damaged: {said}",
             )
             raise self._damaged[block] from error
+
+    def _read_group(self, number: int, group: int, columns: Sequence[str]) -> Any:
+        """Return some columns of a row group, decoded."""
+
+        def read(is_again: bool) -> Any:
+            if is_again:
+                self._close_file(number)  # it may be open on what was there before
+            return self._reader(number).read_row_group(group, columns=columns, use_threads=False)
+
+        return self._unchanged(self.files.files[number], read)
+
+    def _bad_value(
+        self, file: DataFile, group: int, row: int, column: str, error: Exception
+    ) -> BadItem:
+        """Return the error of a value that has no form in Python, in a row group."""
+        what = f"row {row} of row group {group}, column {clean_text(repr(column), 100)},"
+        said = clean_text(error_line(error, 300), 200)
+        return BadItem(
+            f"{file.path}: {what} cannot be decoded ({said}): write it again, or let "
+            "on_item_error: quarantine skip it",
+            path=file.path,
+            row_group=group,
+            reason=f"{file.name}: {what} cannot be decoded: {said}",
+        )
 
     def _reader(self, number: int) -> Any:
         if number in self._open:
@@ -487,6 +530,11 @@ class ParquetSource(FileSource, BlockColumns):
         self._open[number] = (reader, stream)
         return reader
 
+    def _close_file(self, number: int) -> None:
+        if number in self._open:
+            self._open.move_to_end(number, last=False)
+            self._close_one()
+
     def _close_one(self) -> None:
         _, (reader, stream) = self._open.popitem(last=False)
         reader.close()
@@ -506,7 +554,7 @@ class ParquetSource(FileSource, BlockColumns):
             extra = [name for name in footer.schema.columns if name not in known]
             if self._wanted is None and extra:
                 raise InvalidJob(
-                    f"{file.name} has columns that {first.name} lacks ({', '.join(extra)}): name "
+                    f"{file.name} has columns that {first.name} lacks ({listed(extra)}): name "
                     "those to read with columns",
                     key="source.columns",
                 )
@@ -568,15 +616,31 @@ class ParquetSource(FileSource, BlockColumns):
         pa = require("pyarrow")
         with refusing(file), self.files.open(file) as stream:
             tail = _read_tail(_read_at(stream), file.size)
+            head = _read_at(stream)(0, min(FIRST_BYTES, file.size)) if tail[-4:] != b"PAR1" else b""
+        refuse_other_kinds(file, head, "parquet")
         if len(tail) < 12 or tail[-4:] != b"PAR1":
             kind = "encrypted" if tail[-4:] == b"PARE" else "not a Parquet file"
             raise InvalidJob(f"{file.path} is {kind}: it does not end in PAR1", key="source.files")
         try:
             metadata = self._pq.read_metadata(pa.BufferReader(tail))
-        except (OSError, pa.ArrowException) as error:  # the bytes were read, and are not valid
+            check_footer(metadata, file.size)
+            said = self._said_by(metadata)
+        # The bytes were read: Arrow raises OSError for damaged ones, and Python for names in them.
+        except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
             raise InvalidJob(
-                f"{file.path} has no readable Parquet footer: {error}", key="source.files"
+                f"{file.path} has no readable Parquet footer ({error_line(error, 300)}): it is "
+                "damaged; write it again",
+                key="source.files",
             ) from None
+        self.files.note(file, self._fact, [*said, hashlib.sha256(tail).hexdigest()])
+
+    def _said_by(self, metadata: Any) -> list[Any]:
+        """Return the columns that a footer names, and of each row group the rows and bytes.
+
+        Raises:
+            ValueError: A number in it cannot be.
+            OSError, ArrowException: It is damaged.
+        """
         schema = [[field.name, str(field.type)] for field in metadata.schema.to_arrow_schema()]
         names = self._read_columns([name for name, _ in schema])
         leaves = [(leaf, name) for leaf, name in enumerate(_leaves(metadata)) if name in names]
@@ -591,14 +655,12 @@ class ParquetSource(FileSource, BlockColumns):
         def decoded(group: Any) -> int:
             return sum(group.column(leaf).total_uncompressed_size for leaf, _ in leaves)
 
-        said = [
-            self.files.catalog.share(schema),
-            [group.num_rows for group in groups],
-            [stored(group) for group in groups],
-            [decoded(group) for group in groups],
-            hashlib.sha256(tail).hexdigest(),
-        ]
-        self.files.note(file, self._fact, said)
+        rows = [group.num_rows for group in groups]
+        of_columns = [stored(group) for group in groups]
+        of_groups = [decoded(group) for group in groups]
+        if min([0, *rows, *of_groups, *(nbytes for row in of_columns for nbytes in row)]) < 0:
+            raise ValueError("a number of rows or bytes in it is below 0")
+        return [self.files.catalog.share(schema), rows, of_columns, of_groups]
 
 
 def _leaves(metadata: Any) -> list[str]:

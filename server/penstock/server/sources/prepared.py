@@ -16,9 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.server.sources.catalog import Catalog, local_stamp
+from penstock.server.sources.catalog import Catalog, Stamp, local_stamp
 from penstock.server.sources.content import WHOLE_BYTES, content_hash
 from penstock.server.sources.files import LOOKERS
+from penstock.server.sources.versions import Hashed, changed, is_same
 from penstock.wire.errors import SourceChanged, SourceUnavailable
 
 FOLDER = "penstock"
@@ -32,13 +33,18 @@ class HashedFile(NamedTuple):
         path: Its path.
         size: Bytes.
         digest: SHA-256, hex: whole up to 64 MiB, above it head, tail and 16 blocks.
-        stamp: What changes when the file does, even where its time of change is set back.
+        stamp: How it looked.
     """
 
     path: Path
     size: int
     digest: str
-    stamp: tuple[int, ...]
+    stamp: Stamp
+
+    @property
+    def hashed(self) -> Hashed:
+        """What is known of its content."""
+        return Hashed(self.digest, self.size <= WHOLE_BYTES)
 
 
 def hash_files(paths: Sequence[Path], catalog: Catalog) -> list[HashedFile]:
@@ -49,30 +55,33 @@ def hash_files(paths: Sequence[Path], catalog: Catalog) -> list[HashedFile]:
         catalog: What is known of them; files that are not known are read, and noted.
 
     Raises:
-        SourceUnavailable: A file cannot be read at the moment.
+        SourceChanged: A file changed while it was hashed.
+        SourceUnavailable: It cannot be read at the moment.
     """
 
     def hashed(path: Path) -> HashedFile:
         try:
-            found = os.stat(path)
-            seen, absolute = local_stamp(found), os.path.abspath(path)
+            seen, absolute = local_stamp(os.stat(path)), os.path.abspath(path)
             digest = catalog.find(absolute, seen, "content")
             if digest is None:
-                digest = _digest(path, seen.size)
-                if local_stamp(os.stat(path)).whole == seen.whole:
-                    catalog.note(absolute, seen, "content", digest)
+                digest = content_of(str(path))
+                if not is_same(now := local_stamp(os.stat(path)), seen):
+                    raise changed(str(path), seen, now)
+                catalog.note(absolute, seen, "content", digest)
         except OSError as error:
             raise SourceUnavailable(
                 f"{path} cannot be read at the moment: {error}", item=path.name
             ) from error
-        return HashedFile(path, seen.size, digest, _stamp(found))
+        return HashedFile(path, seen.size, digest, seen)
 
     with ThreadPoolExecutor(LOOKERS) as pool:
         return list(pool.map(hashed, paths))
 
 
-def _digest(path: Path, size: int) -> str:
-    with path.open("rb") as stream:
+def content_of(path: str) -> str:
+    """Return the hash of a file's content, as in `HashedFile`."""
+    with open(path, "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
 
         def read_at(start: int, stop: int) -> bytes:
             stream.seek(start)
@@ -112,7 +121,7 @@ def prepare(datasets: Any, builder: Any, files: Mapping[str, Sequence[HashedFile
         )
         if not complete.exists():
             for file in (file for split in files.values() for file in split):
-                if _stamp(os.stat(file.path)) != file.stamp:
+                if not is_same(local_stamp(os.stat(file.path)), file.stamp):
                     shutil.rmtree(folder)
                     raise SourceChanged(
                         f"{file.path} changed while it was read: data files are immutable; start "
@@ -154,11 +163,6 @@ def _key(datasets: Any, builder: Any, files: Mapping[str, Sequence[HashedFile]])
     return str(datasets.fingerprint.Hasher.hash(decides))[:32]
 
 
-def _stamp(found: os.stat_result) -> tuple[int, ...]:
-    # The time of the last change of the inode cannot be set back.
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -169,4 +173,4 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(fd)  # and with it the lock, as when this process is killed
 
 
-__all__ = ["FOLDER", "HashedFile", "hash_files", "load_builder", "prepare"]
+__all__ = ["FOLDER", "HashedFile", "content_of", "hash_files", "load_builder", "prepare"]

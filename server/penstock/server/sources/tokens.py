@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Sequence
+from tokenize import TokenError
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -22,6 +24,7 @@ from penstock.server.sources.blocked import (
 )
 from penstock.server.sources.columns import BlockColumns, ListRows
 from penstock.server.sources.files import DataFile, reading
+from penstock.server.usercode.frames import error_line
 from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import InvalidJob
 
@@ -189,7 +192,6 @@ class TokenFiles(BlockedFiles, BlockColumns):
             return None
         [[start, stop]] = spans.tolist()
         with reading(block.file, index):
-            self.files.check(block.file)
             data = self.files.read(block.file, start, stop)
         self.count_read(len(data))
         return np.frombuffer(data, np.dtype(block.layout.more["dtype"]))
@@ -226,7 +228,6 @@ class TokenFiles(BlockedFiles, BlockColumns):
             return super().fetch(indices)
         items = []
         with reading(block.file, indices[0]):
-            self.files.check(block.file)
             for start, stop in spans.tolist():
                 data = self.files.read(block.file, start, stop)
                 self.count_read(len(data))
@@ -409,9 +410,11 @@ class TokensSource(TokenFiles):
                 else np.lib.format.read_array_header_2_0
             )
             shape, is_fortran, dtype = read(head)
-        except ValueError as error:
+        # NumPy reads the header with Python's own parser, which has errors of its own.
+        except (ValueError, SyntaxError, TokenError, TypeError, RecursionError) as error:
             raise InvalidJob(
-                f"{file.path} is not a .npy file ({error}): write it with numpy.save",
+                f"{file.path} is not a .npy file ({error_line(error, 300)}): write it with "
+                "numpy.save",
                 key="source.files",
             ) from None
         if dtype.kind not in "iu" or len(shape) not in (1, 2) or (is_fortran and len(shape) == 2):
@@ -421,7 +424,7 @@ class TokensSource(TokenFiles):
                 key="source.files",
             )
         length = shape[1] if len(shape) == 2 else self._length
-        if head.tell() + int(np.prod(shape)) * dtype.itemsize != file.size:
+        if min(shape) < 0 or head.tell() + math.prod(shape) * dtype.itemsize != file.size:
             raise InvalidJob(
                 f"{file.path} has {file.size} bytes and not those of shape {shape} of "
                 f"{dtype.name}: it was not written whole; write it again",

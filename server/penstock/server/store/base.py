@@ -247,6 +247,13 @@ class Store(ABC):
         """Return where `open` created an empty store; empty = the store existed."""
         return ""
 
+    async def discard(self) -> None:
+        """Close it, and remove what `open` has created: for a node that nobody could read from.
+
+        A store that existed stays as it is. By default, all stay.
+        """
+        await self.close()
+
     @abstractmethod
     def watch(self, on_error: Callable[[PenstockError], None]) -> None:
         """Call back with every error that a call ends with, from now on, in the event loop."""

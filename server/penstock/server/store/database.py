@@ -91,12 +91,16 @@ class Database:
             await self.close()
             raise
 
-    async def close(self) -> None:
-        """Finish running calls, then close the file and release the lock; idempotent."""
+    async def close(self, *, discards: bool = False) -> None:
+        """Finish running calls, then close the file and release the lock; idempotent.
+
+        Args:
+            discards: Remove the file, if `open` created it.
+        """
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        done = asyncio.wrap_future(thread.submit(self._close))
+        done = asyncio.wrap_future(thread.submit(self._close, discards and self.created))
         thread.shutdown(wait=False)
         await asyncio.shield(done)
 
@@ -206,12 +210,12 @@ class Database:
         return named
 
     def _open(self) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+        if not self.path.parent.is_dir():
+            # A mistyped folder, or one that is not mounted, would be a fresh start of all runs.
             raise self._unavailable(
-                f"its folder cannot be made: {error.strerror} ({error.filename})"
-            ) from error
+                f"there is no folder {self.path.parent}",
+                remedy="make it if a new store is to lie there, or name the store that runs have",
+            )
         self._lock.acquire()
         try:
             self._check_header()
@@ -228,10 +232,12 @@ class Database:
         except OSError as error:
             raise self._unavailable(str(error)) from error
 
-    def _close(self) -> None:
+    def _close(self, discards: bool = False) -> None:
         try:
             if self._connection is not None and self._is_in_place():
                 self._connection.close()
+                if discards:  # while the lock is held
+                    self.path.unlink()
             elif self._connection is not None:
                 # Closing would remove the journal that has this name now, maybe another server's.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))

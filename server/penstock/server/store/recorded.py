@@ -57,10 +57,11 @@ class Recorded:
         return self.problem or f"the store {self.path} has no snapshot of this log near it"
 
     def lane_ends(self, log_id: bytes, lanes: int) -> list[int] | None:
-        """Return the batches of every lane, if a node has counted them."""
+        """Return the batches of every lane, if a node has counted them and there are some."""
         rows = self._rows("SELECT lane, batches FROM lane_ends WHERE log_id = ?", (log_id,))
         found = dict(rows)
-        return [found[lane] for lane in range(lanes)] if set(found) == set(range(lanes)) else None
+        is_whole = set(found) == set(range(lanes)) and any(found.values())
+        return [found[lane] for lane in range(lanes)] if is_whole else None
 
     def libraries(self, log_id: bytes) -> dict[str, str]:
         """Return the versions of libraries that a log began with."""

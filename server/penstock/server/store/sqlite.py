@@ -23,7 +23,7 @@ class SqliteStore(RuledStore):
     commits and the errors are in `database`.
 
     Args:
-        path: The file; it and its folder are created if missing.
+        path: The file; it is created if missing, and its folder is not.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -59,6 +59,9 @@ class SqliteStore(RuledStore):
 
     async def close(self) -> None:  # noqa: D102
         await self._database.close()
+
+    async def discard(self) -> None:  # noqa: D102
+        await self._database.close(discards=True)
 
     async def transact(self, transaction: Transaction[T]) -> T:  # noqa: D102
         return await self._database.run(

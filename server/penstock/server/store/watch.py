@@ -52,6 +52,10 @@ class StoreWatch:
             logger.error("the store fails", store=self._store.where, error=error.message)
             self._probing = asyncio.get_running_loop().create_task(self._probe())
 
+    def away_s(self) -> float:
+        """Return for how long the store has failed without a break; 0 while it answers."""
+        return 0.0 if self._failed_at is None else time.monotonic() - self._failed_at
+
     async def close(self) -> None:
         """Stop watching."""
         probing, self._probing = self._probing, None

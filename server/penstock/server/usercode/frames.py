@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 import traceback
 from itertools import groupby
@@ -12,6 +13,8 @@ from penstock.wire.errors import clean_text
 MAX_TEXT, MAX_FRAMES_TEXT = 2000, 12000
 """Characters of an error's own words, and of the frames above it: a library may put a whole file
 into its message, and every text is copied to the server process, its output and each reader."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]{6,16}\b")
 
 _OWN = (str(Path(__file__).resolve().parent.parent), "<frozen importlib")
 _LIBRARIES = tuple(
@@ -76,19 +79,22 @@ def user_line(error: BaseException) -> str:
 
 
 def error_text(error: BaseException, limit: int = MAX_TEXT) -> str:
-    """Return what an error says: whole Unicode of bounded length, even where its `str()` fails."""
+    """Return what an error says: whole Unicode of bounded length, even where its `str()` fails.
+
+    Addresses of objects in it are left out: every process says the same of the same bytes.
+    """
     try:
         text = str(error)
     except KeyboardInterrupt:
         raise
     except BaseException as broken:  # sys.exit() too: this is a user's code like any other
         return f"(it has no text: its str() raises {type(broken).__name__})"
-    return clean_text(text, limit)
+    return clean_text(_ADDRESS.sub("", text), limit)
 
 
-def error_line(error: BaseException) -> str:
-    """Return `Type: message` on one line."""
-    text = error_text(error).strip().partition("\n")[0]
+def error_line(error: BaseException, limit: int = MAX_TEXT) -> str:
+    """Return `Type: message` on one line, with so many characters of the message."""
+    text = error_text(error, limit).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -7,15 +7,13 @@ import importlib.util
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-
-_numpy_random: Any = np.random  # its type stubs leave out get_bit_generator and set_bit_generator
 
 
 class BorrowedGlobals:
@@ -31,14 +29,19 @@ class BorrowedGlobals:
     """
 
     def __init__(self) -> None:
-        self._bits = np.random.MT19937(0)
+        self._numpy: Any = None  # its type stubs leave out get_bit_generator, set_bit_generator
         self._torch: Any = None
 
     def __enter__(self) -> BorrowedGlobals:
         """Take the generators; the caller seeds them before anything draws."""
         self._python_state = random.getstate()
-        self._numpy_bits = _numpy_random.get_bit_generator()
-        _numpy_random.set_bit_generator(self._bits)
+        if self._numpy is None:
+            # Here and not above: `np.random` is imported with its first use, and most jobs, and all
+            # server processes, borrow nothing.
+            self._numpy = np.random
+            self._bits = np.random.MT19937(0)
+        self._numpy_bits = self._numpy.get_bit_generator()
+        self._numpy.set_bit_generator(self._bits)
         self._torch, self._arrival = _torch(), None
         if self._torch is not None:
             self._torch_state = self._torch.get_rng_state()
@@ -62,11 +65,13 @@ class BorrowedGlobals:
     def __exit__(self, *_: object) -> None:
         """Put them back as they were; NumPy's forgets the second half of a pair of normals."""
         random.setstate(self._python_state)
-        _numpy_random.set_bit_generator(self._numpy_bits)
+        self._numpy.set_bit_generator(self._numpy_bits)
         torch, state = self._torch, None
         if self._arrival is not None:
-            with suppress(ValueError):  # it has gone where torch has come
+            try:  # noqa: SIM105 - three calls less for every batch
                 sys.meta_path.remove(self._arrival)
+            except ValueError:
+                pass  # it has gone where torch has come
             torch, state = self._arrival.torch, self._arrival.state
         elif torch is not None:
             state = self._torch_state

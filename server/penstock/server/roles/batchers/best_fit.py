@@ -1,4 +1,4 @@
-"""Rows of tokens, filled from a pool: the oldest sample, then the largest that fits."""
+"""Rows of tokens, filled from a pool: its largest sample, then the largest that fits."""
 
 from __future__ import annotations
 
@@ -10,24 +10,30 @@ from penstock.server.core.refs import SampleRef
 from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
 from penstock.wire.checks import check_whole
 
-FIRST_POOL, QUICK_POOL, ROWS_PER_SAMPLE = 6, 10, 4
+FIRST_POOL, QUICK_POOL, ROWS_PER_SAMPLE = 4, 8, 4
 """A lane's pool begins with so many samples, holds one more after each row up to the second number,
-and from then on one more after so many rows: see decision 0021 for what other numbers gave."""
+and from then on one more after so many rows: see decision 0036 for what other numbers gave."""
+
+POOLS_OF_PATIENCE = 4
+"""After so many times `pool_size` further samples the oldest one opens the next row. With 1 and 2
+a full-grown pool held as many tokens as if the oldest opened every row, with 4 about half."""
 
 
 class BestFitPackingBatcher(RowPackingBatcher):
     """Packs samples into rows of at most `max_tokens`, filled from a pool of pending samples.
 
-    Each sample that fills the pool up to its size makes one row: the oldest sample of the pool
-    opens it, so none waits for more than `pool_size` such rows, and then the largest sample that
-    still fits joins (`<=`; of equal sizes the oldest), until none fits. So rows come steadily,
-    and at most `pool_size - 1` samples are held beside the finished rows of a batch.
+    Each sample that fills the pool up to its size makes one row: the largest sample of the pool
+    opens it, and then the largest that still fits joins (`<=`; of equal sizes the oldest), until
+    none fits. So large samples leave soon, and what waits is small: it fills what they leave. Once
+    4 x `pool_size` more samples have come, the oldest one opens a row in place of the largest, so
+    none waits for more than 5 x `pool_size` such rows. Rows come steadily, and at most
+    `pool_size - 1` samples are held beside the finished rows of a batch.
 
-    The pool of a lane grows: it begins with 6 samples, as soon as these fill a row, holds one more
-    after each row up to 10, and then one more after every 4 rows, up to `pool_size`. So the first
+    The pool of a lane grows: it begins with 4 samples, as soon as these fill a row, holds one more
+    after each row up to 8, and then one more after every 4 rows, up to `pool_size`. So the first
     rows come after a few samples, and are packed a little less tightly: of source code tokens fill
-    0.98 of a lane's first 20 rows, 0.99 of the next 80, and 0.998 once the pool is full-grown,
-    after 220.
+    0.98 of a lane's first 20 rows, 0.99 of the next 80, and 0.999 once the pool is full-grown,
+    after 230.
 
     What has `max_tokens` or more never enters the pool: its full rows are finished at once.
 
@@ -44,8 +50,8 @@ class BestFitPackingBatcher(RowPackingBatcher):
         max_tokens: The most tokens of a row: the sequence length that you train with.
         pool_size: How many samples a lane chooses from, once its pool has grown. A larger pool
             leaves less padding; it takes memory for that many samples of every lane, and a sample
-            waits longer for its turn. Of source code in rows of 8,192 tokens, 64 fill 0.998 of the
-            row and 16 fill 0.994 (decision 0021). Together the samples of the pool should hold more
+            waits longer for its turn. Of source code in rows of 8,192 tokens, 64 fill 0.999 of the
+            row and 16 fill 0.996 (decision 0036). Together the samples of the pool should hold more
             tokens than a row.
         rows: How many rows a batch has. The last batch of a lane may have fewer.
         overlong: What becomes of a sample longer than `max_tokens`. `split`: pieces of
@@ -59,7 +65,7 @@ class BestFitPackingBatcher(RowPackingBatcher):
     """
 
     type_name: ClassVar[str] = "best_fit"
-    version: ClassVar[int | str | None] = 3
+    version: ClassVar[int | str | None] = 4
 
     def __init__(
         self,
@@ -125,10 +131,13 @@ class BestFitPackingBatcher(RowPackingBatcher):
 
     def _fill_row(self) -> None:
         pool, sizes = self._pool, self._sizes
-        arrival, oldest = next(iter(pool.items()))
-        del pool[arrival], sizes[bisect_left(sizes, (oldest.size, -arrival))]
-        row, present = [oldest], {sample_key(oldest)}
-        room = self.max_tokens - oldest.size
+        arrival = next(iter(pool))
+        if self._arrivals - arrival < POOLS_OF_PATIENCE * self.pool_size:
+            arrival = -sizes[-1][1]
+        first = pool.pop(arrival)
+        del sizes[bisect_left(sizes, (first.size, -arrival))]
+        row, present = [first], {sample_key(first)}
+        room = self.max_tokens - first.size
         index = bisect_right(sizes, (room, 0)) - 1
         while index >= 0:
             size, age = sizes[index]

@@ -153,6 +153,11 @@ class RowPackingBatcher(PackingBatcher):
         return [*self._held(), *(ref for row in self._finished for ref in row)]
 
     @property
+    def may_split(self) -> bool:
+        """Tell whether samples may be split: with `overlong: split`, as far as this decides."""
+        return self.overlong == "split" or self.is_of_user()
+
+    @property
     def may_refuse(self) -> bool:
         """Tell whether `add` may raise: with `overlong: error`, as far as this class decides."""
         return self.overlong == "error" or self.is_of_user()
@@ -165,6 +170,10 @@ class RowPackingBatcher(PackingBatcher):
     def spare(self, row: Row) -> int:
         """Return how many tokens of a row are free."""
         return self.max_tokens - sum(ref.size for ref in row)
+
+    def joins(self, row: Row, ref: SampleRef) -> bool:
+        """Tell whether a row has room for a sample, and holds no other of its item."""
+        return ref.size <= self.spare(row) and not holds_item(row, ref)
 
     @abstractmethod
     def _place(self, ref: SampleRef) -> None:
@@ -242,11 +251,17 @@ def sample_key(ref: SampleRef) -> tuple[str, int, int]:
     return item[0], item[1], part
 
 
+def holds_item(row: Row, ref: SampleRef) -> bool:
+    """Tell whether a row holds what a ref means, of whatever epoch."""
+    return any(sample_key(other) == sample_key(ref) for other in row)
+
+
 __all__ = [
     "OVERLONG",
     "PackingBatcher",
     "RowPackingBatcher",
     "cut_batches",
+    "holds_item",
     "piece",
     "sample_key",
     "why_too_long",

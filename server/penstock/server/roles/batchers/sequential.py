@@ -8,7 +8,11 @@ from typing import Any, ClassVar
 
 from penstock.server.core.refs import Row, Rows, SampleRef
 from penstock.server.roles.base import Sample
-from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, sample_key
+from penstock.server.roles.batchers.packer import (
+    PackingBatcher,
+    cut_batches,
+    holds_item,
+)
 from penstock.wire.checks import check_whole
 from penstock.wire.errors import InvalidJob
 
@@ -138,6 +142,11 @@ class SequentialPackingBatcher(PackingBatcher):
         return [*self._row, *(ref for ref in self._skipped if ref is not None), *finished]
 
     @property
+    def may_split(self) -> bool:
+        """Tell whether samples may be split: never, as far as this class decides."""
+        return self.is_of_user()
+
+    @property
     def may_refuse(self) -> bool:
         """Tell whether `add` may raise: never, as far as this class decides."""
         return not self.keeps(SequentialPackingBatcher)
@@ -147,6 +156,10 @@ class SequentialPackingBatcher(PackingBatcher):
         if self.max_sequence_length is None:
             return 0
         return self.max_sequence_length - 1 - sum(ref.size for ref in row)
+
+    def joins(self, row: Row, ref: SampleRef) -> bool:
+        """Tell whether a row has room for a sample; never where rows are finished by count."""
+        return ref.size <= self.spare(row) and not holds_item(row, ref)
 
     def flush(self) -> list[Rows]:
         """Return rows of what is left, in order; the last batch may have fewer."""
@@ -175,7 +188,7 @@ class SequentialPackingBatcher(PackingBatcher):
         if budget is None:
             return True
         fits = self._total + ref.size < budget
-        return fits and all(sample_key(other) != sample_key(ref) for other in self._row)
+        return fits and not holds_item(self._row, ref)
 
     def _finish(self) -> None:
         self._finished.append(self._row)

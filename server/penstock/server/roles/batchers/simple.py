@@ -48,6 +48,11 @@ class SimpleBatcher(SampleBatcher):
         return self._held
 
     @property
+    def may_split(self) -> bool:
+        """Tell whether samples may be split: never, as far as this class decides."""
+        return self.is_of_user()
+
+    @property
     def may_refuse(self) -> bool:
         """Tell whether `add` may raise: never, as far as this class decides."""
         return not self.keeps(SimpleBatcher)

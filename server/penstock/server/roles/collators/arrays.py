@@ -12,11 +12,9 @@ import numpy.typing as npt
 from penstock.server.roles.base import Sample
 from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import BadBatch, MissingExtra
+from penstock.wire.packed import IGNORE_INDEX
 
 Array = npt.NDArray[Any]
-
-IGNORE_INDEX = -100
-"""The label that losses leave out: the default of `torch.nn.CrossEntropyLoss(ignore_index=)`."""
 
 PAD_ID = "pad_token_id"
 """The key under which a sample tells the id that its tokenizer pads with."""
@@ -97,6 +95,18 @@ def flag_row(value: Any, name: str, context: CollateContext) -> Array:
         )
     flags: Array = array != 0
     return flags
+
+
+def narrowed(array: Any) -> Any:
+    """Return an integer array as int32 where that holds its numbers, else as it is; None for None.
+
+    Args:
+        array: int32, int64 or None.
+    """
+    if array is None or array.dtype == np.int32:
+        return array
+    small = array.astype(np.int32)
+    return small if (small == array).all() else array
 
 
 def learned_labels(labels: Array, learned: Array, ignored: int = IGNORE_INDEX) -> Array:
@@ -208,6 +218,7 @@ __all__ = [
     "learned_labels",
     "masked",
     "named",
+    "narrowed",
     "pad_id",
     "token_ids",
     "token_row",

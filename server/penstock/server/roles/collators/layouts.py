@@ -19,31 +19,27 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.server.roles.base import KeySpec
-from penstock.server.roles.collators.arrays import IGNORE_INDEX, Array, bad_batch
+from penstock.server.roles.collators.arrays import bad_batch
 from penstock.server.roles.collators.segments import Lengths, Segments
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.filling import largest, sums
 from penstock.wire.errors import InvalidJob
+from penstock.wire.packed import Derived, Rows, Rule
 
 NO_LENGTH = -1000
 """What fills `seq_lens` after a row's last document, as NeMo Automodel has it."""
 
 
 class Laid(NamedTuple):
-    """Packed rows, before a layout names them: B rows of T tokens, n segments.
+    """Packed rows, before a layout names what is made of them: B rows of T tokens, n segments.
 
     Attributes:
-        input_ids: (B, T).
-        labels: (B, T).
-        document_ids: int32 (B, T), the number of a token's document in its row, from 1; 0 on
-            padding, and on tokens that attention must not see.
+        rows: Their ids, and labels and numbers of documents where these do not follow.
         segments: Where documents and padding lie.
         context: Of the batch.
     """
 
-    input_ids: Array
-    labels: Array
-    document_ids: Array
+    rows: Rows
     segments: Segments
     context: CollateContext
 
@@ -54,7 +50,7 @@ class PackedLayout(ABC):
     Class attributes:
         shifts: Whether labels are shifted where the job does not say.
         hides: Whether a token within a document can be hidden from attention.
-        learns: Whether labels and document numbers are among the values, and so are made.
+        learns: Whether labels and document numbers are among the values.
         has_seams: Whether there is an array whose length `max_documents` fixes.
 
     Args:
@@ -80,7 +76,7 @@ class PackedLayout(ABC):
 
     @abstractmethod
     def values(self, laid: Laid) -> dict[str, Any]:
-        """Return the named values.
+        """Return the named values; those that follow from the rows are `Derived`.
 
         Raises:
             BadBatch: There are more documents than `max_documents`.
@@ -111,24 +107,18 @@ class PackedLayout(ABC):
     def _positions_spec(self) -> KeySpec:
         return self._rows("position_ids", least=0, most=None if self.width < 0 else self.width - 1)
 
-    def _positions(self, laid: Laid) -> Array:
-        """Return each token's place in its segment, (B, T)."""
-        return self._counted_from(laid.segments.starts, laid)
+    def _made(self, laid: Laid, rule: int, dtype: str = "") -> Derived:
+        """Return a value of an element per token, (B, T)."""
+        return Derived(laid.rows, rule, dtype or self.ids_dtype, laid.rows.ids.shape)
 
-    def _counted_from(self, starts: Lengths, laid: Laid) -> Array:
-        """Return each token's distance from the last of `starts` up to it, (B, T)."""
-        area = laid.input_ids.size
-        positions = np.arange(area, dtype=self.ids_dtype)
-        positions -= np.repeat(starts.astype(self.ids_dtype), np.diff(starts, append=area))
-        return positions.reshape(laid.input_ids.shape)
+    def _seams(self, laid: Laid) -> Derived:
+        """Return where segments start in the flattened rows, int32 (n + 1,)."""
+        entries = _room(len(laid.segments.starts), self.max_documents, "", laid.context)
+        return Derived(laid.rows, Rule.SEAMS, "int32", (entries + 1,))
 
-    def _seams(self, laid: Laid) -> tuple[Array, int]:
-        """Return where segments start in the flattened rows, int32 (n + 1,), and the longest."""
-        starts = laid.segments.starts
-        entries = _room(len(starts), self.max_documents, "", laid.context)
-        seams = np.full(entries + 1, laid.input_ids.size, dtype=np.int32)
-        seams[: len(starts)] = starts
-        return seams, int(laid.segments.sizes.max())
+    def _longest(self, laid: Laid) -> int:
+        """Return the tokens of the longest segment."""
+        return int(laid.segments.sizes.max())
 
     def _seams_spec(self, name: str) -> KeySpec:
         entries = -1 if self.max_documents is None else self.max_documents + 1
@@ -140,16 +130,16 @@ class Flash(PackedLayout):
 
     def values(self, laid: Laid) -> dict[str, Any]:
         """Return the eight values."""
-        seams, longest = self._seams(laid)
+        longest = self._longest(laid)
         return {
-            "input_ids": laid.input_ids,
-            "labels": laid.labels,
-            "position_ids": self._positions(laid),
-            "cu_seq_lens_q": seams,
-            "cu_seq_lens_k": seams.copy(),
+            "input_ids": self._made(laid, Rule.IDS),
+            "labels": self._made(laid, Rule.LABELS),
+            "position_ids": self._made(laid, Rule.POSITIONS),
+            "cu_seq_lens_q": self._seams(laid),
+            "cu_seq_lens_k": self._seams(laid),
             "max_length_q": longest,
             "max_length_k": longest,
-            "document_ids": laid.document_ids,
+            "document_ids": self._made(laid, Rule.DOCUMENTS, "int32"),
         }
 
     def specs(self) -> list[KeySpec]:
@@ -173,7 +163,7 @@ class Seams(PackedLayout):
 
     `input_ids`, `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k` as in `flash`,
     and `row_tokens`, int32 (B,): the tokens of each row that are not padding. A quarter of the
-    bytes of `flash`: the trainer makes its other values on its own device. Samples must bring no
+    memory of `flash`: the trainer makes its other values on its own device. Samples must bring no
     `labels` or `loss_mask`, and documents have no padding of their own (`document_multiple`).
     """
 
@@ -181,15 +171,15 @@ class Seams(PackedLayout):
 
     def values(self, laid: Laid) -> dict[str, Any]:
         """Return the six values."""
-        seams, longest = self._seams(laid)
-        height, width = laid.input_ids.shape
+        longest = self._longest(laid)
+        height, width = laid.rows.ids.shape
         tokens = np.bincount(
             laid.segments.starts // width, weights=laid.segments.lengths, minlength=height
         )
         return {
-            "input_ids": laid.input_ids,
-            "cu_seq_lens_q": seams,
-            "cu_seq_lens_k": seams.copy(),
+            "input_ids": self._made(laid, Rule.IDS),
+            "cu_seq_lens_q": self._seams(laid),
+            "cu_seq_lens_k": self._seams(laid),
             "max_length_q": longest,
             "max_length_k": longest,
             "row_tokens": tokens.astype(np.int32),
@@ -220,14 +210,13 @@ class Megatron(PackedLayout):
 
     def values(self, laid: Laid) -> dict[str, Any]:
         """Return the six values."""
-        seams, longest = self._seams(laid)
         return {
-            "tokens": laid.input_ids,
-            "labels": laid.labels,
-            "loss_mask": (laid.labels != IGNORE_INDEX).astype(np.float32),
-            "position_ids": self._positions(laid),
-            "cu_seqlens": seams,
-            "max_seqlen": np.array(longest, dtype=np.int32),
+            "tokens": self._made(laid, Rule.IDS),
+            "labels": self._made(laid, Rule.LABELS),
+            "loss_mask": self._made(laid, Rule.LEARNED, "float32"),
+            "position_ids": self._made(laid, Rule.POSITIONS),
+            "cu_seqlens": self._seams(laid),
+            "max_seqlen": np.array(self._longest(laid), dtype=np.int32),
         }
 
     def specs(self) -> list[KeySpec]:
@@ -259,13 +248,12 @@ class Thd(PackedLayout):
         entries = _room(max(map(len, rows)), self.max_documents, " in a row", laid.context)
         lengths = np.full((2, len(rows), entries), NO_LENGTH, dtype=np.int64)
         for number, row in enumerate(rows):
-            lengths[0, number, : len(row)] = [length for _, length, _ in row]
-            lengths[1, number, : len(row)] = [padded for _, _, padded in row]
-        starts = np.array([start for row in rows for start, _, _ in row], np.int64)
+            lengths[0, number, : len(row)] = [length for length, _ in row]
+            lengths[1, number, : len(row)] = [padded for _, padded in row]
         return {
-            "input_ids": laid.input_ids,
-            "labels": laid.labels,
-            "position_ids": self._counted_from(starts, laid),
+            "input_ids": self._made(laid, Rule.IDS),
+            "labels": self._made(laid, Rule.LABELS),
+            "position_ids": self._made(laid, Rule.POSITIONS_ON),
             "seq_lens": lengths[0],
             "seq_lens_padded": lengths[1],
             "qkv_format": "thd",
@@ -291,22 +279,22 @@ class Thd(PackedLayout):
             KeySpec("qkv_format", kind="str", place="host"),
         ]
 
-    def _documents(self, laid: Laid) -> list[list[tuple[int, int, int]]]:
-        """Return start, length and length with padding of each row's documents.
+    def _documents(self, laid: Laid) -> list[list[tuple[int, int]]]:
+        """Return length, and length with padding, of each row's documents.
 
         What is left of a row belongs to its last document. A row of padding alone is one document
         of T tokens: kernels get no sequence of none.
         """
-        height, width = laid.input_ids.shape
-        rows: list[list[tuple[int, int, int]]] = [[] for _ in range(height)]
-        starts, sizes, lengths, _ = (array.tolist() for array in laid.segments)
+        height, width = laid.rows.ids.shape
+        rows: list[list[tuple[int, int]]] = [[] for _ in range(height)]
+        starts, sizes, lengths = (array.tolist() for array in laid.segments)
         for start, size, length in zip(starts, sizes, lengths, strict=True):
             row = rows[start // width]
             if not length and row:
-                first, before, padded = row.pop()
-                row.append((first, before, padded + size))
+                before, padded = row.pop()
+                row.append((before, padded + size))
             else:
-                row.append((start, length or size, size))
+                row.append((length or size, size))
         return rows
 
 
@@ -322,13 +310,11 @@ class Indexed(PackedLayout):
 
     def values(self, laid: Laid) -> dict[str, Any]:
         """Return the four values."""
-        positions = self._positions(laid).reshape(-1)
-        positions[positions >= np.repeat(laid.segments.lengths, laid.segments.sizes)] = 0
         return {
-            "input_ids": laid.input_ids,
-            "labels": laid.labels,
-            "position_ids": positions.reshape(laid.input_ids.shape),
-            "attention_mask": laid.document_ids.astype(self.ids_dtype),
+            "input_ids": self._made(laid, Rule.IDS),
+            "labels": self._made(laid, Rule.LABELS),
+            "position_ids": self._made(laid, Rule.POSITIONS_REAL),
+            "attention_mask": self._made(laid, Rule.DOCUMENTS),
         }
 
     def specs(self) -> list[KeySpec]:
@@ -352,8 +338,8 @@ class Neat(Indexed):
 
     def values(self, laid: Laid) -> dict[str, Any]:
         """Return the five values."""
-        values = super().values(laid)
-        return {**values, "_packed_seq_ids": values["attention_mask"].copy()}
+        numbers = self._made(laid, Rule.DOCUMENTS)
+        return {**super().values(laid), "_packed_seq_ids": numbers}
 
     def specs(self) -> list[KeySpec]:
         """Return the five keys."""

@@ -17,22 +17,23 @@ from penstock.server.roles.collators.arrays import (
     bad_batch,
     count_noted,
     masked,
+    narrowed,
     pad_id,
 )
-from penstock.server.roles.collators.copying import copy_columns
+from penstock.server.roles.collators.copying import copy_columns, copy_documents, rows_of
 from penstock.server.roles.collators.layouts import LAYOUTS, Laid
 from penstock.server.roles.collators.segments import (
     Document,
-    Lengths,
+    Segments,
     documents_of,
     lay_out,
-    targets,
 )
 from penstock.server.roles.columns import ColumnCollator, ColumnRows
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.filling import BatchSizes, Filling, largest, sums
 from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import InvalidJob
+from penstock.wire.packed import Rows, made
 
 
 class PackedCollator(BatchCollator, ColumnCollator):
@@ -83,7 +84,8 @@ class PackedCollator(BatchCollator, ColumnCollator):
             None = `unshifted` in the layouts `flash` and `indexed`, `shifted` in the others.
         pad_value: The id on padding in `input_ids`. None = the samples' `pad_token_id`, else 0.
         ids_dtype: The dtype of ids, labels, positions and indexed masks: `int64`, or `int32` for
-            half of the bytes on the wire. The Loader hands labels over as int64 either way.
+            half of the memory at the trainer; 4 bytes a token travel either way. The Loader hands
+            labels over as int64.
         layout: The names and forms of the values: `flash`, `megatron`, `thd`, `indexed`, `neat` or
             `seams`.
 
@@ -152,25 +154,27 @@ class PackedCollator(BatchCollator, ColumnCollator):
                 a sample has no `input_ids`, or `labels` of another length, or hides tokens from a
                 layout that cannot.
         """
+        return made(self._packed(rows, context))
+
+    def collate_to_send(
+        self, rows: Sequence[Sequence[Sample]], context: CollateContext
+    ) -> dict[str, Any]:
+        """Return what `collate` gives; what follows from ids and segments is left to readers."""
+        alone = self.keeps(PackedCollator, "collate")
+        return self._packed(rows, context) if alone else self.collate(rows, context)
+
+    def _packed(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
         documents = documents_of(rows, context) or [[]]
+        every = list(chain(*documents))
+        self._check_carried(every, context)
         lengths = [np.array([len(one.ids) for one in row], np.int64) for row in documents]
         padding = pad_id(self.pad_value, (sample for row in rows for sample in row), context)
-        laid = self._blank_rows(lengths, padding, context)
-        input_ids, labels, document_ids = (values.reshape(-1) for values in laid[:3])
-        starts = laid.segments.starts[laid.segments.lengths > 0].tolist()
-        for start, document in zip(starts, chain(*documents), strict=True):
-            here = slice(start, start + len(document.ids))
-            input_ids[here] = document.ids
-            if document.seen is not None:
-                document_ids[here] *= self._seen(document.seen, context)
-            if not self._layout.learns:
-                self._check_unlabelled(document, context)
-                continue
-            first_label = start + (not self.shifts)
-            labels[first_label : first_label + len(document.ids) - 1] = targets(document)
+        segments, width = lay_out(lengths, self.pad_to, self.document_multiple, context)
+        ids = rows_of(padding, (len(lengths), width), [one.ids.dtype for one in every])
+        labels, numbers = copy_documents(every, segments, ids, self.shifts)
         for row in rows:
             count_noted(row, context)
-        return self._finished(laid, sum(map(len, rows)))
+        return self._values(segments, (ids, labels, numbers), sum(map(len, rows)), context)
 
     def takes_columns(self, columns: Mapping[str, np.dtype[Any] | None]) -> Sequence[str] | None:
         """Return `input_ids`, and `labels` if there are any; None if anything else decides."""
@@ -183,48 +187,38 @@ class PackedCollator(BatchCollator, ColumnCollator):
         return wanted if "input_ids" in wanted and whole and simple and not more else None
 
     def collate_columns(self, rows: ColumnRows, context: CollateContext) -> dict[str, Any]:
-        """Return what `collate` does for the same samples.
+        """Return what `collate_to_send` does for the same samples.
 
         Raises:
             BadBatch: A row is longer than `pad_to`; there are more documents than `max_documents`.
         """
         lengths = [row[row > 0] for row in rows.lengths] or [np.empty(0, np.int64)]
-        laid = self._blank_rows(lengths, self.pad_value or 0, context)
-        copy_columns(rows, laid, self.shifts if self._layout.learns else None)
-        return self._finished(laid, sum(map(len, rows.lengths)))
-
-    def _blank_rows(
-        self, lengths: Sequence[Lengths], padding: int, context: CollateContext
-    ) -> Laid:
-        """Return rows for documents of these lengths, with their numbers and no tokens yet."""
         segments, width = lay_out(lengths, self.pad_to, self.document_multiple, context)
-        shape = (len(lengths), width)
-        ids = np.full(shape, padding, dtype=self.ids_dtype)
-        if not self._layout.learns:
-            nothing = np.empty((len(lengths), 0), dtype=self.ids_dtype)
-            return Laid(ids, nothing, nothing, segments, context)
-        numbers = np.repeat(segments.numbers.astype(np.int32), segments.sizes)
-        if (self.document_multiple or 1) > 1:
-            inside = np.arange(numbers.size) - np.repeat(segments.starts, segments.sizes)
-            numbers[inside >= np.repeat(segments.lengths, segments.sizes)] = 0
-        return Laid(
-            ids,
-            np.full(shape, IGNORE_INDEX, dtype=self.ids_dtype),
-            numbers.reshape(shape),
-            segments,
-            context,
-        )
+        shape = len(lengths), width
+        ids = rows_of(self.pad_value or 0, shape, [rows.dtypes["input_ids"]])
+        labels = copy_columns(rows, segments, ids, self.shifts)
+        return self._values(segments, (ids, labels, None), sum(map(len, rows.lengths)), context)
 
-    def _finished(self, laid: Laid, samples: int) -> dict[str, Any]:
-        tokens = int(laid.segments.lengths.sum())
-        learned = tokens - int(np.count_nonzero(laid.segments.lengths))
-        if self._layout.learns:
-            learned = int(np.count_nonzero(laid.labels != IGNORE_INDEX))
-        laid.context.count("samples", samples)
-        laid.context.count("tokens", tokens)
-        laid.context.count("loss_tokens", learned)
-        laid.context.count("padding_tokens", laid.input_ids.size - tokens)
-        return self._layout.values(laid)
+    def _values(
+        self,
+        segments: Segments,
+        arrays: tuple[Array, Array | None, Array | None],
+        samples: int,
+        context: CollateContext,
+    ) -> dict[str, Any]:
+        """Return the values of ids, labels and numbers of documents, and count their tokens."""
+        ids, labels, numbers = map(narrowed, arrays)
+        rows = Rows(ids, *segments.sent(), labels, numbers, self.shifts)
+        tokens = int(segments.lengths.sum())
+        learned = tokens - int(np.count_nonzero(segments.lengths))
+        if labels is not None:
+            learned = int(np.count_nonzero(labels != IGNORE_INDEX))
+        context.count("samples", samples)
+        context.count("tokens", tokens)
+        context.count("loss_tokens", learned)
+        context.count("padding_tokens", rows.ids.size - tokens)
+        values = self._layout.values(Laid(rows, segments, context))
+        return values if rows.can_travel else made(values)
 
     def blank(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the values with -100 in all `labels`, 0 in `loss_mask` and in `row_tokens`."""
@@ -258,22 +252,19 @@ class PackedCollator(BatchCollator, ColumnCollator):
         tokens = sums(batches.sizes, batches.slots)
         return Filling(tokens, width * heights, needed, width, documents, room)
 
-    def _check_unlabelled(self, document: Document, context: CollateContext) -> None:
-        if document.labels is not None:
+    def _check_carried(self, documents: Sequence[Document], context: CollateContext) -> None:
+        if not self._layout.learns and any(one.labels is not None for one in documents):
             raise bad_batch(
                 context,
                 f"a sample brings labels or a loss_mask, which layout: {self.layout} does not "
                 "carry; use layout: flash, or leave them out of samples",
             )
-
-    def _seen(self, seen: Array, context: CollateContext) -> Array:
-        if not self._layout.hides:
+        if not self._layout.hides and any(one.seen is not None for one in documents):
             raise bad_batch(
                 context,
                 f"a sample hides tokens by its attention_mask, which the layout {self.layout} "
                 "cannot say; use layout: indexed or neat, or leave attention_mask out of samples",
             )
-        return seen
 
 
 __all__ = ["PackedCollator"]

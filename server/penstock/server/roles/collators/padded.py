@@ -268,12 +268,15 @@ class PaddedCollator(BatchCollator):
             _aligned(sample, name, number, length, context)
             for number, (sample, length) in enumerate(zip(samples, lengths, strict=True))
         ]
-        first = parts[0]
-        for number, part in enumerate(parts):
+        # An empty list has no dtype of its own, nor does it say what an entry looks like.
+        told = [number for number, part in enumerate(parts) if len(part)] or [0]
+        first = parts[told[0]]
+        for number in told:
+            part = parts[number]
             if part.dtype != first.dtype or part.shape[1:] != first.shape[1:]:
                 raise bad_batch(
                     context,
-                    f"{name!r} is {first.dtype} of shape {first.shape} in sample 0 and "
+                    f"{name!r} is {first.dtype} of shape {first.shape} in sample {told[0]} and "
                     f"{part.dtype} of shape {part.shape} in sample {number}; only the first axis "
                     "may differ",
                 )
@@ -314,7 +317,8 @@ def _aligned(sample: Sample, name: str, number: int, length: int, context: Colla
 def _pad(rows: Sequence[Array], shape: tuple[int, ...], value: int, dtype: np.dtype[Any]) -> Array:
     padded: Array = np.full(shape, value, dtype=dtype)
     for number, row in enumerate(rows):
-        padded[number, : len(row)] = row[: shape[1]]
+        if len(row):  # an empty list does not say what an entry looks like
+            padded[number, : len(row)] = row[: shape[1]]
     return padded
 
 

@@ -19,6 +19,7 @@ from penstock.server.roles.collators.arrays import (
 )
 from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import BadBatch
+from penstock.wire.packed import MOST_TOKENS
 
 Lengths = npt.NDArray[np.int64]
 
@@ -46,8 +47,12 @@ class Segments(NamedTuple):
     """How many tokens each takes up."""
     lengths: Lengths
     """How many of them are a document's; 0 = padding."""
-    numbers: Lengths
-    """The document's number in its row, from 1; 0 = padding."""
+
+    def sent(self) -> tuple[Array, Array]:
+        """Return seams (n + 1,) and tokens (n,) as they travel: int32, where there are so few."""
+        area = int(self.sizes.sum())
+        dtype = np.int32 if area <= MOST_TOKENS else np.int64
+        return np.append(self.starts, area).astype(dtype), self.lengths.astype(dtype)
 
 
 def lay_out(
@@ -78,9 +83,7 @@ def lay_out(
     sizes = np.concatenate([part for pair in zip(taken, padding, strict=True) for part in pair])
     empty = [np.zeros_like(left) for left in padding]
     lengths = np.concatenate([part for pair in zip(rows, empty, strict=True) for part in pair])
-    counted = [np.arange(1, len(row) + 1) for row in rows]
-    numbers = np.concatenate([part for pair in zip(counted, empty, strict=True) for part in pair])
-    return Segments(np.cumsum(sizes) - sizes, sizes, lengths, numbers), width
+    return Segments(np.cumsum(sizes) - sizes, sizes, lengths), width
 
 
 def documents_of(rows: Sequence[Sequence[Sample]], context: CollateContext) -> list[list[Document]]:

@@ -132,6 +132,7 @@ class Selection:
             None if any(b.nbytes is None for b in of) else [b.nbytes or 0 for b in of],
             None if any(b.stored is None for b in of) else [b.stored or 0 for b in of],
             all(blocks is None or blocks.items_are_apart for blocks in stored.values()),
+            sum(blocks.decoded for blocks in every),
         )
 
     def sizes(self, epoch: int) -> Sequence[int]:

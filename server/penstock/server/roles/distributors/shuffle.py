@@ -83,13 +83,12 @@ class Shuffle:
         """
         self._drawn, self.lanes, self._seed, self._purpose = drawn, lanes, seed, purpose
         self._settled = self._asked or ("blocks" if drawn.blocked else "full")
-        blocks = len(drawn.blocks)
-        apart = drawn.blocks.items_are_apart
-        if self._settled == "full" and drawn.blocked and blocks > 1 and not apart:
+        decoded = drawn.blocks.decoded
+        if self._settled == "full" and drawn.blocked and decoded > 1:
             raise InvalidJob(
-                f"shuffle: full over {blocks} storage blocks would decode a whole block for every "
-                f"row: use shuffle: blocks (reading_groups: 1 with window_blocks: {blocks} mixes "
-                "all of them, and every worker holds them all)",
+                f"shuffle: full over {decoded} storage blocks would decode a whole block for every "
+                f"row: use shuffle: blocks (reading_groups: 1 with window_blocks: "
+                f"{len(drawn.blocks)} mixes all of them, and every worker holds them all)",
                 key="distributor.shuffle",
             )
         self.order = lru_cache(_EPOCHS)(self._make_order)

@@ -269,6 +269,7 @@ def laid_together(parts: Sequence[Blocks | int]) -> Blocks:
         _joined([blocks.nbytes for blocks in every]),
         _joined([blocks.stored for blocks in every]),
         all(blocks.items_are_apart for blocks in every),
+        sum(blocks.decoded for blocks in every),
     )
 
 

@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.server.roles.processors.tokenizer_file import (
+    WHOLE,
     check_unicode,
+    from_the_hub,
     parse_tokenizer,
     read_tokenizer,
 )
+from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob, MissingExtra
 
 if TYPE_CHECKING:
@@ -65,17 +68,24 @@ class ChatTemplate:
     def __init__(
         self, folder: Path, file: Path | None = None, variables: Mapping[str, Any] | None = None
     ) -> None:
+        if not folder.is_dir():
+            raise InvalidJob(
+                f"there is no folder {str(folder)!r}; give that of a tokenizer with a chat "
+                "template, as save_pretrained of transformers writes it, relative to the job file"
+                f"{from_the_hub(folder, WHOLE)}",
+                key="tokenizer",
+            )
         config = _json(folder / "tokenizer_config.json")
         path = folder / "tokenizer.json"
         data = read_tokenizer(path)
         self.tokenizer: Tokenizer = parse_tokenizer(data, path, "chat")
-        self.source = _source(folder, file, config)
+        self.source, place = _source(folder, file, config)
         self.special = _special_tokens(folder, config)
         self.added = frozenset(self.tokenizer.get_added_tokens_decoder())
         self.pad_id = self._pad_id(folder)
         self._variables = dict(variables or {})
         self.marks_answers = bool(re.search(r"{%[-+]?\s*generation\b", self.source))
-        self._template = _compiled(self.source)
+        self._template = _compiled(self.source, place)
         self.hashes = {
             name: hashlib.sha256(content).hexdigest()
             for name, content in (
@@ -148,19 +158,19 @@ class ChatTemplate:
         )
 
 
-def _source(folder: Path, file: Path | None, config: Mapping[str, Any]) -> str:
-    """Return the template's text."""
+def _source(folder: Path, file: Path | None, config: Mapping[str, Any]) -> tuple[str, Path]:
+    """Return the template's text, and the file that it stands in."""
     beside = folder / "chat_template.jinja"
     if file is not None:
-        return _text(file, "chat_template")
+        return _text(file, "chat_template"), file
     if beside.is_file():
-        return _text(beside, "tokenizer")
+        return _text(beside, "tokenizer"), beside
     found = config.get("chat_template")
     if isinstance(found, list):  # several by name
-        named = {each.get("name"): each.get("template") for each in found}
-        found = named.get("default")
+        named = [each for each in found if isinstance(each, Mapping)]
+        found = next((one.get("template") for one in named if one.get("name") == "default"), None)
     if isinstance(found, str) and found:
-        return found
+        return found, folder / "tokenizer_config.json"
     raise InvalidJob(
         f"the tokenizer in {str(folder)!r} has no chat template: give the folder of one that has, "
         "as save_pretrained of transformers writes it, or a file by chat_template",
@@ -186,8 +196,19 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
             token = place.get(name)
             text = token.get("content") if isinstance(token, Mapping) else token
             if isinstance(text, str):
+                if not _is_unicode(text):
+                    raise InvalidJob(
+                        f"{name} of the tokenizer in {str(folder)!r} is {text[:50]!a}, which "
+                        "is not Unicode: write it again, as save_pretrained of transformers does",
+                        key="tokenizer",
+                    )
                 found[name] = text
     return found
+
+
+def _is_unicode(text: str) -> bool:
+    """Tell whether a text holds no half of a surrogate pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -195,12 +216,16 @@ def _json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise InvalidJob(f"{str(path)!r} cannot be read: {error}", key="tokenizer") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidJob(
+            f"{str(path)!r} cannot be read ({error_line(error, 300)}): write it again, as "
+            "save_pretrained of transformers does",
+            key="tokenizer",
+        ) from None
     return found if isinstance(found, dict) else {}
 
 
-def _compiled(source: str) -> Any:
+def _compiled(source: str, place: Path) -> Any:
     try:
         from jinja2 import TemplateSyntaxError, nodes
         from jinja2.exceptions import TemplateError
@@ -240,10 +265,19 @@ def _compiled(source: str) -> Any:
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     try:
+        source.encode()
         return environment.from_string(source)
+    except (UnicodeEncodeError, RecursionError, SyntaxError) as error:
+        # Half a surrogate pair; brackets that are nested more deeply than Python can follow.
+        raise InvalidJob(
+            f"the chat template in {str(place)!r} cannot be parsed ({error_line(error, 300)}): "
+            "write it again, as save_pretrained of transformers does",
+            key="tokenizer",
+        ) from None
     except TemplateSyntaxError as error:
         raise InvalidJob(
-            f"line {error.lineno} of the chat template cannot be parsed: {error.message}",
+            f"line {error.lineno} of the chat template in {str(place)!r} cannot be parsed: "
+            f"{error.message}",
             key="tokenizer",
         ) from None
 

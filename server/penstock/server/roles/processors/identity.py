@@ -8,6 +8,8 @@ from typing import ClassVar
 from penstock.server.roles.base import RawItem, RawItemProcessor, Sample, Source
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.role import Role
+from penstock.wire.errors import InvalidJob
+from penstock.wire.nearest import hint
 
 
 class IdentityProcessor(RawItemProcessor):
@@ -17,6 +19,13 @@ class IdentityProcessor(RawItemProcessor):
     * A named tuple gives its field names as keys.
     * Any other tuple or list, such as the `(x, y)` of a torch Dataset, gives `"0"`, `"1"`, ...
     * Everything else (an array, a number, a string) becomes `{"value": item}`.
+
+    Args:
+        rename: New names of values by their old ones, such as `{tokens: input_ids}`: packers and
+            collators know token ids by the name `input_ids`. Others keep theirs. None = all do.
+
+    Raises:
+        InvalidJob: `rename` is not names by names, or gives two values one name.
     """
 
     type_name: ClassVar[str] = "identity"
@@ -24,32 +33,87 @@ class IdentityProcessor(RawItemProcessor):
     uses_global_rng: ClassVar[bool] = False
     one_to_one: ClassVar[bool] = True
 
+    def __init__(self, rename: Mapping[str, str] | None = None) -> None:
+        names = rename if isinstance(rename, Mapping) else {}
+        if rename is not None and (
+            not names or not all(isinstance(name, str) for pair in names.items() for name in pair)
+        ):
+            raise InvalidJob(
+                f"rename is {rename!r}: give new names by old ones, such as {{tokens: input_ids}}",
+                key="rename",
+            )
+        if len(set(names.values())) < len(names):
+            raise InvalidJob(f"rename gives two values one name: {rename!r}", key="rename")
+        self.rename = None if rename is None else dict(names)
+
+    def check_columns(self, columns: Mapping[str, str]) -> None:
+        """Refuse items without a value that is renamed, or with one of the new name already.
+
+        Raises:
+            InvalidJob: Names the columns that there are.
+        """
+        if self.rename is None or not self.keeps(IdentityProcessor, "process"):
+            return
+        for old, new in self.rename.items():
+            if old not in columns:
+                raise InvalidJob(
+                    f"rename names {old!r}, and the items have no such column: "
+                    f"{hint(old, columns)}",
+                    key="rename",
+                    columns=list(columns),
+                )
+            if new in columns and new not in self.rename:
+                raise InvalidJob(
+                    f"rename gives {old!r} the name {new!r}, which the items have already: leave "
+                    "that column out with columns: in the source, or take another name",
+                    key="rename",
+                    columns=list(columns),
+                )
+
     def keys_of_samples(self, columns: Mapping[str, str] | None) -> Sequence[str] | None:
         """Return the items' own keys, if they are known."""
         if columns is None or not self.keeps(IdentityProcessor, "process"):
             return None
-        return list(columns)
+        names = self.rename or {}
+        return [names.get(column, column) for column in columns]
 
     def passes_items(self) -> bool:
-        """Return True, unless a subclass has a say in what samples or their pieces are."""
-        return self.keeps(IdentityProcessor, "process", "process_batch", "cut", "size")
+        """Return True, unless values are renamed, or a subclass has a say in what samples are."""
+        own = self.keeps(IdentityProcessor, "process", "process_batch", "cut", "size")
+        return own and self.rename is None
 
     def keeps_sizes(self) -> bool:
-        """Return True: a sample is its item."""
-        return self.keeps(IdentityProcessor, "process")
+        """Return True where a sample is its item."""
+        return self.keeps(IdentityProcessor, "process") and self.rename is None
 
     def author(self, source: Source) -> Role:
         """Return the source: if an item cannot be passed on, its Dataset is the reason."""
         return source if self.keeps(IdentityProcessor, "process") else self
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample:
-        """Return the item as a dict with string keys; its values are shared, not copied."""
+        """Return the item as a dict with string keys; its values are shared, not copied.
+
+        Raises:
+            ValueError: It lacks a value that is renamed, or has one of the new name.
+        """
         if type(raw) is dict or isinstance(raw, Mapping):  # the first test is faster
-            return {str(name): value for name, value in raw.items()}
-        if isinstance(raw, tuple | list):
+            found = {str(name): value for name, value in raw.items()}
+        elif isinstance(raw, tuple | list):
             names = getattr(raw, "_fields", None) or map(str, range(len(raw)))
-            return dict(zip(names, raw, strict=True))
-        return {"value": raw}
+            found = dict(zip(names, raw, strict=True))
+        else:
+            found = {"value": raw}
+        return found if self.rename is None else _renamed(found, self.rename)
+
+
+def _renamed(sample: Sample, rename: Mapping[str, str]) -> Sample:
+    for name in rename:
+        if name not in sample:
+            raise ValueError(f"it has no value {name!r}, which rename names; it has {[*sample]}")
+    found = {rename.get(name, name): value for name, value in sample.items()}
+    if len(found) < len(sample):
+        raise ValueError(f"with rename two of its values have one name; it has {[*sample]}")
+    return found
 
 
 __all__ = ["IdentityProcessor"]

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -54,7 +54,8 @@ class TokenizeProcessor(RawItemProcessor):
     Args:
         tokenizer: Path of a `tokenizer.json`, as `tokenizers` and `transformers` save it. Its
             bytes, not its path, are part of the job's identity.
-        column: The column that holds the text; items that are plain strings need none.
+        column: The column that holds the text; items that are plain strings need none. `json.text`
+            is the value `text` of a column `json` that holds objects.
         append: A token of the vocabulary that is put after every document, such as `<eos>`.
         prepend: A token of the vocabulary that is put before every document, such as `<bos>`.
         max_length: The most tokens of a document, `append` and `prepend` included; longer ones are
@@ -140,6 +141,8 @@ class TokenizeProcessor(RawItemProcessor):
         if not self.keeps(TokenizeProcessor, "process"):
             return
         if self.column not in columns:
+            if self.column.partition(".")[0] in columns and "." in self.column:
+                return  # what objects hold shows only in items
             raise no_column(self.column, columns)
         if _NO_TEXT.match(columns[self.column]):
             raise InvalidJob(
@@ -203,9 +206,7 @@ class TokenizeProcessor(RawItemProcessor):
 
     def _text(self, raw: RawItem, item: ItemRef) -> str | None:
         if isinstance(raw, Mapping):
-            if self.column not in raw:
-                raise no_column(self.column, raw, item)
-            raw = raw[self.column]
+            raw = raw[self.column] if self.column in raw else self._inner(raw, item)
             if raw is None:
                 return None
         elif not isinstance(raw, str):
@@ -221,6 +222,19 @@ class TokenizeProcessor(RawItemProcessor):
                 "needs text"
             )
         return raw
+
+    def _inner(self, raw: Mapping[str, Any], item: ItemRef) -> Any:
+        """Return what lies within objects: `json.text`.
+
+        Raises:
+            InvalidJob: There is no such value.
+        """
+        found: Any = raw
+        for name in self.column.split("."):
+            if not isinstance(found, Mapping) or name not in found:
+                raise no_column(self.column, raw, item)
+            found = found[name]
+        return found
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special ones included.

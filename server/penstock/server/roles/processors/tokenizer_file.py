@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.core.refs import ItemRef
-from penstock.wire.errors import InvalidJob, MissingExtra
+from penstock.wire.errors import InvalidJob, MissingExtra, SourceUnavailable
 from penstock.wire.nearest import nearest
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ def read_tokenizer(path: Path) -> bytes:
     """Return the bytes of a tokenizer's file.
 
     Raises:
-        InvalidJob: There is no such file.
+        InvalidJob: There is no such file, or it may not be read.
+        SourceUnavailable: It cannot be read at the moment.
     """
     try:
         return path.read_bytes()
@@ -29,9 +31,45 @@ def read_tokenizer(path: Path) -> bytes:
     except FileNotFoundError:
         raise InvalidJob(
             f"there is no tokenizer file {str(path)!r}; give the path of a tokenizer.json, "
-            "relative to the job file",
+            f"relative to the job file{from_the_hub(path)}",
             key="tokenizer",
         ) from None
+    except (PermissionError, NotADirectoryError) as error:
+        raise InvalidJob(
+            f"the tokenizer {str(path)!r} cannot be read: {error.strerror}; let the user that runs "
+            "this read it, or give another path",
+            key="tokenizer",
+        ) from None
+    except OSError as error:
+        raise SourceUnavailable(
+            f"the tokenizer {str(path)!r} cannot be read at the moment: {error.strerror}",
+            item=str(path),
+        ) from error
+
+
+WHOLE = "--include '*.j*'"
+"""What `hf download` takes of a model for its tokenizer with the chat template: .json, .jinja."""
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def from_the_hub(path: Path, files: str = "tokenizer.json") -> str:
+    """Return the end of a sentence: how to get the tokenizer of a model on the Hub.
+
+    Empty where the path does not look like a model's name, as `AutoTokenizer` takes it: nothing is
+    downloaded here, since a job's files must be the same for every node.
+
+    Args:
+        path: What is not there; absolute.
+        files: What `hf download` takes of the model.
+    """
+    there = next(parent for parent in path.parents if parent.is_dir())
+    name = str(path.relative_to(there))
+    if path.suffix in (".json", ".model") or not _HUB_NAME.fullmatch(name):
+        return ""
+    return (
+        f"; to get it from the Hugging Face Hub: hf download {name} {files} --local-dir {path.name}"
+    )
 
 
 def parse_tokenizer(data: bytes, path: Path, user: str) -> Tokenizer:
@@ -117,4 +155,11 @@ def check_unicode(text: str) -> None:
         ) from None
 
 
-__all__ = ["check_unicode", "no_column", "parse_tokenizer", "read_tokenizer"]
+__all__ = [
+    "WHOLE",
+    "check_unicode",
+    "from_the_hub",
+    "no_column",
+    "parse_tokenizer",
+    "read_tokenizer",
+]

@@ -1,0 +1,340 @@
+"""Memory of the host that a device copies from: one bounded arena, of which bodies are spans.
+
+Pinning is slow, and the allocators of torch and cupy keep what was pinned for each size, for ever.
+So they are asked for arenas alone, a few times in a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import threading
+import weakref
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.client.aside import tell
+from penstock.client.device.port import End, Port
+from penstock.client.device.spans import Spans
+from penstock.client.device.trouble import too_little_to_pin
+from penstock.client.reading.buffers import Lease, size_class
+from penstock.client.reading.lifetimes import Lifetimes, Passing, keep_until
+from penstock.client.reading.stages import Stage
+from penstock.wire import ALIGNMENT
+from penstock.wire.errors import CannotPin, PenstockError
+from penstock.wire.prefetch import AHEAD_BYTES
+from penstock.wire.resources import usable_memory_bytes
+
+logger = logging.getLogger("penstock")
+
+BODIES = 8
+"""The arena has room for so many of the largest body: four that are ready, one in use, one that
+arrives, one for staging alone, and one for what lies between spans of several sizes. Measured with
+bodies of 5 MB and a loop that takes 20 ms: of 4, four bodies in ten found no span, of 6 one in ten,
+of 8 none (`Loader` with its defaults, a simulated device)."""
+
+LEAST_BYTES = 2 * AHEAD_BYTES
+"""A Loader's arena is not smaller: small bodies are ready by the dozen, up to `AHEAD_BYTES`."""
+
+SHARE = 16
+"""At most one byte in so many is pinned, of the memory that there is for each process here."""
+
+LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+"""Variables by which launchers say how many processes of a run are on a host."""
+
+
+def default_pinned_bytes() -> int:
+    """Return what may be pinned where nobody says it."""
+    given = [os.environ.get(name, "") for name in LOCAL_RANKS]
+    ranks = next((int(count) for count in given if count.isdigit() and int(count)), 1)
+    return usable_memory_bytes() // ranks // SHARE
+
+
+class _Piece(NamedTuple):
+    """A part of the arena, which was pinned at once."""
+
+    storage: NDArray[np.uint8]
+    spans: Spans
+
+
+class _Span(NamedTuple):
+    piece: _Piece
+    start: int
+    nbytes: int
+    events: list[Passing]
+
+
+class PinnedMemory:
+    """What bodies land in on their way to a device: a `buffers.Memory`.
+
+    One span, as long as the largest body, is never lent to those that land: others are staged
+    there one after another. So staging waits for copies alone, never for a loop that holds views.
+
+    Any thread but the loop's calls; what the attributes say any thread may look at.
+
+    Args:
+        port: Of the device. It is asked for nothing before the Loader's stream there was made.
+        most_bytes: The most that is pinned, with what is registered of others; None = a sixteenth
+            of the memory that there is for each process on this host.
+        least_bytes: How large the arena is at least, if it may be.
+
+    Attributes:
+        arena_bytes: How large the arena is.
+        registered_bytes: How much memory of others is pinned where it lies.
+        grown: How often the arena has grown, since a body was larger than any before.
+        overflowed: How many bodies found no free span, and landed in plain memory.
+        staged: How many bodies were copied within the host, into the arena.
+        taking: Staging takes a span: memory is pinned for it, or copies are waited for.
+    """
+
+    def __init__(self, port: Port, most_bytes: int | None = None, least_bytes: int = 0) -> None:
+        self._port, self._least_bytes = port, least_bytes
+        self._most_bytes = default_pinned_bytes() if most_bytes is None else most_bytes
+        self._lock = threading.Lock()  # no signal handler breaks the threads off that take it
+        self._pieces: list[_Piece] = []
+        self._largest = 0  # what the span for staging is long enough for
+        self._reserve: _Span | None = None  # that span, where it is free
+        self._leased: Lifetimes[_Span] = Lifetimes()  # of arrays
+        # Their views are gone, and an event had not come to pass when it was looked at.
+        self._awaited: deque[_Span] = deque()
+        self._staging: deque[tuple[_Span, End]] = deque()
+        self._leased_bytes = 0
+        self._refused_bytes: int | None = None  # the shortest body that there is no arena for
+        self._has_told = False
+        self.arena_bytes = self.registered_bytes = self.grown = 0
+        self.overflowed = self.staged = 0
+        self.taking = Stage()
+        # A device may read on when this is gone; at exit it is gone by itself.
+        left = (self._leased, self._awaited, self._staging)
+        weakref.finalize(self, _outlive, *left).atexit = False
+
+    # --- bodies that land ---
+
+    def lease(self, nbytes: int) -> Lease | None:
+        """Return a lease of a span; None = none is free, and nothing is waited for."""
+        with self._lock:
+            self._sort_in()
+            if self._refused_bytes is None or nbytes < self._refused_bytes:
+                try:
+                    self._fit(nbytes)
+                except CannotPin as error:
+                    self._refused_bytes = nbytes
+                    self._tell(f"a batch of {nbytes:,} bytes lands in plain memory: {error}")
+            span = self._take(nbytes)
+            if span is None:
+                self.overflowed += 1
+                return None
+            self._leased_bytes += span.nbytes
+        # Its base is a memoryview: every view has *it* as its base.
+        array = np.frombuffer(span.piece.storage.data, np.uint8, nbytes, span.start)
+        self._leased.watch(array, span)
+        return Lease(array, span.events, is_pinned=True)
+
+    def statistics(self) -> dict[str, int]:
+        """Return `leased_bytes` and `free_bytes`; takes no lock, as the consumer asks."""
+        leased = self._leased_bytes - sum(span.nbytes for span in self._leased.ended())
+        return {"leased_bytes": leased, "free_bytes": max(0, self.arena_bytes - leased)}
+
+    def counts(self) -> dict[str, int]:
+        """Return `bytes` that are pinned in all, `grown`, `overflowed` and `staged`; no lock."""
+        return {
+            "bytes": self.arena_bytes + self.registered_bytes,
+            "grown": self.grown,
+            "overflowed": self.overflowed,
+            "staged": self.staged,
+        }
+
+    # --- bodies that have landed elsewhere ---
+
+    def stage(self, body: NDArray[np.uint8], end: End) -> NDArray[np.uint8]:
+        """Return a span that holds the bytes, as long as `end` has not come to pass.
+
+        One thread at a time calls, and has settled the end before the next one does.
+
+        Raises:
+            CannotPin: There is no memory to stage a body of this length in.
+        """
+        with self.taking.going_on():
+            while (span := self._take_for_staging(len(body), end)) is None:
+                self._await_staged()
+        staged = span.piece.storage[span.start : span.start + len(body)]
+        staged[:] = body
+        self.staged += 1
+        return staged
+
+    def _take_for_staging(self, nbytes: int, end: End) -> _Span | None:
+        with self._lock:
+            self._sort_in()
+            try:
+                self._fit(nbytes)
+            except CannotPin:
+                if not self._staging:
+                    raise
+                return None  # what is copied from now may be what is in the way
+            span = self._take(nbytes)
+            if span is None:
+                span, self._reserve = self._reserve, None
+            if span is not None:
+                self._staging.append((span, end))
+                self._leased_bytes += span.nbytes
+            return span
+
+    def _await_staged(self) -> None:
+        """Wait for the oldest copy of what was staged: without any, the reserve would be free."""
+        with self._lock:
+            if not self._staging:
+                return
+            span, end = self._staging[0]
+        end.synchronize()
+        with self._lock:
+            if self._staging and self._staging[0][0] is span:
+                self._staging.popleft()
+                self._give_back(span)
+
+    # --- memory of others ---
+
+    def register(self, array: NDArray[np.uint8], nbytes: int) -> bool:
+        """Pin memory of others where it lies, and say whether that was possible.
+
+        Args:
+            array: uint8 (n,), whole pages, mapped until `unregister`. Holes are filled with memory:
+                so it counts in full.
+            nbytes: The length of a body there: an arena for those must have room beside it.
+        """
+        with self._lock:
+            own = max(self.arena_bytes, BODIES * size_class(nbytes), self._least_bytes)
+            if self.registered_bytes + array.nbytes + own > self._most_bytes:
+                self._tell(
+                    f"lent batches are copied within the host: {array.nbytes:,} bytes of the "
+                    f"node's memory are more than is left of {self._most_bytes:,} that may be "
+                    "pinned (limits=Limits(pinned_bytes=))"
+                )
+                return False
+            try:
+                self._port.register(array)
+            except PenstockError as error:
+                self._tell(f"lent batches are copied within the host: {error}")
+                return False
+            self.registered_bytes += array.nbytes
+            return True
+
+    def unregister(self, array: NDArray[np.uint8]) -> None:
+        """Unpin what was registered, once every copy from it is over."""
+        with self._lock:
+            self.registered_bytes -= array.nbytes
+            try:
+                self._port.unregister(array)
+            except Exception as error:  # of whatever driver: the caller may be another Loader
+                logger.debug("memory of the node's stays pinned: %s", error)
+
+    # --- the arena; all of it below the lock ---
+
+    def _fit(self, nbytes: int) -> None:
+        """Make sure of an arena, and in it of a span for staging that is as long as a body.
+
+        Raises:
+            CannotPin: There can be none.
+        """
+        need = _whole(nbytes, ALIGNMENT)
+        if need <= self._largest:
+            return
+        room = self._most_bytes - self.arena_bytes - self.registered_bytes
+        # At least twice what there was: bodies that become larger byte by byte pin a few times.
+        size = max(2 * self.arena_bytes, BODIES * size_class(need), self._least_bytes)
+        wanted = min(size - self.arena_bytes, room) // mmap.PAGESIZE * mmap.PAGESIZE
+        if wanted >= need:
+            self._grow(wanted, need)
+        elif not self._pieces or not self._join(need):
+            raise too_little_to_pin(nbytes, self._most_bytes)
+
+    def _grow(self, wanted: int, need: int) -> None:
+        """Pin a piece, and have the span for staging in it."""
+        try:
+            storage = self._port.pin(wanted)
+        except CannotPin:
+            if wanted == (wanted := _whole(need, mmap.PAGESIZE)):
+                raise
+            storage = self._port.pin(wanted)  # enough for staging
+        if self._reserve is not None:
+            self._reserve.piece.spans.give_back(self._reserve.start, self._reserve.nbytes)
+        piece = _Piece(storage, Spans(wanted))
+        self._pieces.append(piece)
+        self.arena_bytes += wanted
+        self.grown = len(self._pieces) - 1
+        self._largest = min(max(size_class(need), self.arena_bytes // BODIES), wanted)
+        self._reserve = self._cut(piece, self._largest)
+
+    def _join(self, need: int) -> bool:
+        """Try to find a longer span for staging within what is pinned."""
+        if self._reserve is None:
+            return False
+        old, self._reserve = self._reserve, None
+        old.piece.spans.give_back(old.start, old.nbytes)
+        self._reserve = self._take(need)
+        if self._reserve is None:
+            start = old.piece.spans.take(old.nbytes)
+            assert start is not None, "what was given back is free"
+            self._reserve = old._replace(start=start)
+            return False
+        self._largest = need
+        return True
+
+    def _take(self, nbytes: int) -> _Span | None:
+        need = _whole(nbytes, ALIGNMENT)
+        for piece in self._pieces:
+            span = self._cut(piece, need)
+            if span is not None:
+                return span
+        return None
+
+    def _cut(self, piece: _Piece, nbytes: int) -> _Span | None:
+        start = piece.spans.take(nbytes)
+        return None if start is None else _Span(piece, start, nbytes, [])
+
+    def _give_back(self, span: _Span) -> None:
+        self._leased_bytes -= span.nbytes
+        if self._reserve is None and span.nbytes >= self._largest:
+            self._reserve = span._replace(events=[])
+            return
+        span.piece.spans.give_back(span.start, span.nbytes)
+
+    def _sort_in(self) -> None:
+        self._awaited.extend(self._leased.take_ended())
+        for _ in range(len(self._awaited)):
+            span = self._awaited[0]
+            is_over = all(event.query() for event in span.events)  # it may raise: a device failed
+            self._awaited.popleft()
+            if is_over:
+                self._give_back(span)
+            else:
+                self._awaited.append(span)
+        while self._staging and self._staging[0][1].query():
+            self._give_back(self._staging.popleft()[0])
+
+    def _tell(self, sentence: str) -> None:
+        if not self._has_told:
+            self._has_told = True
+            tell(logger.warning, "%s", sentence)
+
+
+def _whole(nbytes: int, unit: int) -> int:
+    return -(-nbytes // unit) * unit
+
+
+def _outlive(
+    leased: Lifetimes[_Span], awaited: deque[_Span], staging: deque[tuple[_Span, End]]
+) -> None:
+    """Keep the arena as long as a device may read it, when nobody lends of it any more."""
+    kept: list[tuple[_Span, list[Any]]] = [(span, span.events) for span in leased.values()]
+    kept += [(span, span.events) for span in awaited]
+    kept += [(span, [end]) for span, end in staging]
+    for span, events in kept:
+        if events:
+            keep_until(span.piece.storage, events)
+
+
+__all__ = ["BODIES", "LEAST_BYTES", "SHARE", "PinnedMemory", "default_pinned_bytes"]

@@ -1,0 +1,41 @@
+{{/* What a JSON Schema cannot say, each with the place of the value. */}}
+{{- define "penstock.check" -}}
+{{- $root := . -}}
+{{- $names := dict -}}
+{{- range $index, $group := .Values.loaderGroups -}}
+{{- $at := printf "loaderGroups[%d] (%s)" $index $group.name -}}
+{{- if hasKey $names $group.name -}}
+{{- fail (printf "%s: the name is also that of loaderGroups[%d]; each group has its own" $at (int (get $names $group.name))) -}}
+{{- end -}}
+{{- $_ := set $names $group.name $index -}}
+{{- $name := include "penstock.groupName" (dict "root" $root "group" $group) -}}
+{{- if gt (len $name) 52 -}}
+{{- fail (printf "%s: its StatefulSet would be called %s, which has %d characters of at most 52; shorten the group's name, or set fullnameOverride" $at $name (len $name)) -}}
+{{- end -}}
+{{- range $job, $keys := $group.jobs -}}
+{{- include "penstock.exact" (dict "value" $keys "at" (printf "loaderGroups[%d].jobs.%s" $index $job)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Takes {value, at}: refuse what Helm has changed while it read the values: it would be another log. */}}
+{{- define "penstock.exact" -}}
+{{- if kindIs "map" .value -}}
+{{- $at := .at -}}
+{{- range $key, $value := .value -}}
+{{- if or (eq $key "true") (eq $key "false") -}}
+{{- fail (printf "%s.%s: Helm reads the keys y, n, yes, no, on and off as true and false; put them in quotes, or give the job file as text (jobFile), which it does not read" $at $key) -}}
+{{- end -}}
+{{- include "penstock.exact" (dict "value" $value "at" (printf "%s.%s" $at $key)) -}}
+{{- end -}}
+{{- else if kindIs "slice" .value -}}
+{{- $at := .at -}}
+{{- range $index, $value := .value -}}
+{{- include "penstock.exact" (dict "value" $value "at" (printf "%s[%d]" $at $index)) -}}
+{{- end -}}
+{{- else if or (kindIs "float64" .value) (kindIs "int64" .value) (kindIs "int" .value) -}}
+{{- if or (gt (float64 .value) 9007199254740991.0) (lt (float64 .value) -9007199254740991.0) -}}
+{{- fail (printf "%s: Helm rounds numbers beyond 2^53; give the job file as text (jobFile), which it does not read" .at) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

