@@ -33,6 +33,7 @@ class Tab:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket, self._number = socket, 0
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._loaded = asyncio.Event()
         self.requested: list[str] = []
         self.complaints: list[str] = []
 
@@ -44,6 +45,8 @@ class Tab:
                 self._answers.pop(told["id"]).set_result(told)
             elif told["method"] == "Network.requestWillBeSent":
                 self.requested.append(told["params"]["request"]["url"])
+            elif told["method"] == "Page.loadEventFired":
+                self._loaded.set()
             elif told["method"] in ("Runtime.exceptionThrown", "Log.entryAdded"):
                 self.complaints.append(json.dumps(told["params"]))
 
@@ -73,8 +76,11 @@ class Tab:
         return found
 
     async def open(self, url: str) -> None:
-        """Go to a page."""
+        """Go to a page, and wait until it is loaded: before, its elements may not be there yet."""
+        self._loaded.clear()
         await self.call("Page.navigate", url=url)
+        async with asyncio.timeout(DEADLINE_S):
+            await self._loaded.wait()
 
     async def look(self, width: int, height: int, scheme: str) -> None:
         """Take this size, and this colour scheme: `light` or `dark`."""
