@@ -21,7 +21,7 @@ NEWEST_CUPY := cupy-cuda12x cuda-pathfinder
 NEWEST_TESTS := tests/unit/test_client_*.py tests/unit/test_device_calls.py $(filter-out %every_pair.py,$(wildcard tests/resume/test_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev dev-all check newest test test-newest test-all bench dashboards chart image protos wheel clean debian chromium helm-3
+.PHONY: help demo dev dev-all check newest size test test-newest test-all bench dashboards chart image protos wheel clean debian chromium helm-3
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ test-newest: newest  ## Client, resume and interrupts on the newest other Python
 
 test-all: WITHOUT := bench
 test-all: check chromium test test-newest wheel  ## check, wheel, and every test, those of thorough.txt too.
+
+size: $(VENV)/.installed-dev  ## Print how large the code is (SIZE=--names: and where).
+	@$(BIN)/python .ci/size.py $(SIZE)
 
 bench: $(VENV)/.installed-dev  ## Print the benchmark tables, or one: NAMES=transfer. They decide nothing.
 	$(BIN)/python tests/bench/run.py $(NAMES)
