@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,16 +45,18 @@ class Purity:
         self._job, self._loader = job, LocalLoader(job)
         self._cut = cut
         self._truth: dict[int, tuple[feed_pb2.BatchHeader, str, bytes]] = {}
+        self._lock = threading.Lock()  # one thread at a time may compute with a job's roles
         self.seen = 0
 
     def truth(self, position: int) -> tuple[feed_pb2.BatchHeader, str, bytes]:
         """Return header, digest and body of a position as `local:` has them."""
-        if position not in self._truth:
-            computed = self._loader.batch(position, self._cut)
-            header = feed_pb2.BatchHeader.FromString(computed.header)
-            body = bytes(computed.body)
-            self._truth[position] = header, batch_digest(header, body), body
-        return self._truth[position]
+        with self._lock:
+            if position not in self._truth:
+                computed = self._loader.batch(position, self._cut)
+                header = feed_pb2.BatchHeader.FromString(computed.header)
+                body = bytes(computed.body)
+                self._truth[position] = header, batch_digest(header, body), body
+            return self._truth[position]
 
     def saw(self, header: feed_pb2.BatchHeader, body: bytes) -> None:
         """Check a batch that came over the wire, or as a client has completed it."""
