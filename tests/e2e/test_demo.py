@@ -20,6 +20,7 @@ from penstock.client.demo.verdict import judge
 from penstock.client.demo.verdict import main as judge_main
 from penstock.server.examples import stdlib
 from penstock.wire.errors import InvalidRequest
+from walk import ROOT, walked
 
 STEPS = 6
 DEMO = (sys.executable, "-m", "penstock.client.cli", "demo")
@@ -311,6 +312,32 @@ def test_a_demo_that_is_ended_ends_its_processes(corpus: stdlib.Corpus) -> None:
 
     assert status == 128 + signal.SIGTERM
     assert processes_of(f"127.0.0.1:{port[1]}") == []
+
+
+# --- the way of a batch ---
+
+
+def test_a_batch_goes_the_way_that_the_architecture_page_shows(
+    corpus: stdlib.Corpus, tmp_path: Path
+) -> None:
+    """Each file of its table runs for a steady batch, and the page counts those that run."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    shown = re.findall(r"^\| \d+ \| `([^`]+)` \|", page, re.MULTILINE)
+    counted = re.search(r"run ([\d,]+) files, and ([\d,]+) lines of them", page)
+    assert counted is not None
+
+    found = walked(corpus.job_file, "stdlib", tmp_path)
+
+    for file, lines in sorted(found.items()):
+        print(f"{len(lines):4} {file}")  # noqa: T201 - read with -s, or where this fails
+    assert [file for file in shown if file not in found] == []
+    for said, is_now in zip(counted.groups(), counts_of(found), strict=True):
+        assert abs(int(said.replace(",", "")) - is_now) <= 0.1 * is_now, counts_of(found)
+
+
+def counts_of(found: dict[str, set[int]]) -> tuple[int, int]:
+    """Return how many files were found, and how many lines of them."""
+    return len(found), sum(len(lines) for lines in found.values())
 
 
 # --- the corpus ---
