@@ -355,7 +355,8 @@ async def _keep_looking(tls: NodeTls | None, access: Access | None, service: Ser
         if tls is not None:
             tls.look()
         if access is not None:
-            access.look()
+            if access.look():
+                service.metrics.begin_callers(access.names)
             service.streams.check_callers(access)
 
 
