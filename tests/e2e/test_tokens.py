@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from certificates import Authority
 from harness import READ_DEADLINE_S, Server, as_penstock, call_command, serving
 from harness import write_job_file as write
+from invariants import eventually
 from penstock.client import Loader, Tls
 from penstock.server.access import Access, hash_of
 from penstock.server.app import check_exposed
@@ -286,6 +288,46 @@ def test_which_items_are_in_a_batch_needs_text(node: Server) -> None:
     assert [len(header.samples) for header in found["text"]] == [2, 2]
     assert [len(header.samples) for header in found["look"]] == [0, 0]
     assert {h.crc32c for h in found["text"]} == {h.crc32c for h in found["look"]}
+
+
+def test_which_item_a_reader_waits_for_needs_text(tmp_path: Path) -> None:
+    """In the status, as in the stream; that it waits, and at which stage, `read` is for."""
+    (tmp_path / "roles.py").write_text(
+        "import pathlib, time\n\n\ndef waits(row):\n"
+        "    while not (pathlib.Path(__file__).parent / 'go').exists():\n"
+        "        time.sleep(0.01)\n    return row\n"
+    )
+    (tmp_path / "tokens.yaml").write_text(entries())
+    job = {**JOB, "processor": {"function": "./roles.py:waits"}}
+    file = write(tmp_path / "jobs.yaml", {"code": job, "secret": job}, tokens="tokens.yaml")
+    with serving(file) as server:
+
+        def waits(name: str) -> dict[str, Any] | None:
+            status = json.loads(CALLS["status"](Shown(server, name)).json)
+            [reader] = next(each for each in status["jobs"] if each["name"] == "code")["groups"]
+            found: dict[str, Any] | None = reader["waits_for"]
+            return found
+
+        reading = threading.Thread(target=Shown(server, "text").read)
+        reading.start()
+        try:
+            eventually(
+                lambda: any(
+                    group["waits_for"] and group["waits_for"]["item"]
+                    for job in json.loads(CALLS["status"](Shown(server, "text")).json)["jobs"]
+                    for group in job["groups"]
+                ),
+                60,
+                "its item is known",
+            )
+            seen = {name: waits(name) for name in ("text", "look")}
+        finally:
+            (tmp_path / "go").touch()
+            reading.join()
+
+    assert seen["text"] is not None
+    assert seen["text"]["item"]
+    assert seen["look"] == {**seen["text"], "item": ""}
 
 
 def test_health_is_open_and_reflection_is_off(node: Server) -> None:
