@@ -310,19 +310,33 @@ def test_refusals_are_counted_by_the_names_of_tokens(place: Place) -> None:
 
 
 def test_nobody_reads_along(place: Place) -> None:
-    """Plain HTTP gets no answer there, and an old TLS no handshake."""
+    """Plain HTTP gets no answer there, and TLS 1.2 no handshake."""
     url = f"http://{place.remote}/status.json"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token_of('look')}"})
     with pytest.raises((OSError, http.client.HTTPException)):
         urllib.request.urlopen(request, timeout=60)
     context = place.context()
-    with pytest.warns(DeprecationWarning, match="TLSv1"):
-        context.minimum_version = ssl.TLSVersion.TLSv1
-    with pytest.warns(DeprecationWarning, match="TLSv1"):
-        context.maximum_version = ssl.TLSVersion.TLSv1_1
-    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises(OSError, match="SSL"):
         urllib.request.urlopen(f"https://{place.remote}/", timeout=60, context=context)
+
+
+def test_no_session_is_resumed(place: Place) -> None:
+    """It would show no certificate: who was let in once would be let in after a change."""
+    host, port = place.remote.split(":")
+    context = place.context()
+    sessions = []
+    for _ in range(2):
+        before = sessions[-1] if sessions else None
+        with (
+            socket.create_connection((host, int(port)), timeout=60) as plain,
+            context.wrap_socket(plain, server_hostname=host, session=before) as secure,
+        ):
+            secure.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            assert secure.recv(1 << 16).startswith(b"HTTP/1.1 200 ")  # tickets come before it
+            sessions.append(secure.session)
+            assert not secure.session_reused
+            assert not secure.session.has_ticket
 
 
 def shown_until(place: Place) -> str:

@@ -145,7 +145,10 @@ class NodeTls:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Return what a port of HTTP is opened with: it asks here at every handshake, too."""
+        """Return what a port of HTTP is opened with: it asks here at every handshake, too.
+
+        It speaks TLS 1.3 alone, whatever `min_version` says.
+        """
         shown = self._held, self._context_of(self._held)
 
         def renewed(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -162,13 +165,9 @@ class NodeTls:
 
     def _context_of(self, held: Contents) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        if self.settings.min_version == "1.3":
-            context.minimum_version = ssl.TLSVersion.TLSv1_3
-        else:
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
-            context.set_ciphers(CIPHERS)
-        # A session that is resumed shows no certificate: a changed client_ca would not hold for it.
-        context.options |= ssl.OP_NO_TICKET
+        # All browsers speak it. A session that is resumed shows no certificate, so a changed
+        # client_ca would not hold for it: without tickets there is none, which TLS 1.2 has, too.
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0
         with contextlib.ExitStack() as files:
 
