@@ -32,6 +32,7 @@ OWNED = {
     "tls": "tls.secretName",
     "tokens": "tokens.secretName",
     "insecure": "tls.secretName",
+    "remote_page": "kubectl port-forward to service.metricsPort",
 }
 """Settings of a node that the chart decides, and the value that says it instead."""
 

@@ -65,6 +65,7 @@ NAMES = (
     "sizing",
     "many_lanes",
     "flood",
+    "status_page",
     "index",
     "sources",
 )

@@ -22,9 +22,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from certificates import Authority
 from harness import ENVIRONMENT, Server, run_command, serving, write_job_file
 from invariants import eventually
-from penstock.client import Loader
+from penstock.client import Loader, Tls
+from penstock.server.access import hash_of
 from penstock.server.jobs.override import override
 from penstock.server.jobs.settings import ServerSettings
 
@@ -61,14 +63,34 @@ def ask(url: str) -> Any:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A node that all tests share, with a reader that holds its stream open."""
+    """A node with TLS and tokens that all tests share; a reader holds its stream open."""
     folder = tmp_path_factory.mktemp("deploy")
+    ca = Authority(folder)
+    token = "pst_of-the-tests-of-deploy"
+    (folder / "tokens.yaml").write_text(
+        f"tokens: [{{name: run, sha256: {hash_of(token)}, scopes: [commit]}}]\n"
+    )
     pq.write_table(pa.table({"n": range(8)}), folder / "rows.parquet")
     rows = {**JOB, "source": {"type": "parquet", "files": "rows.parquet"}}
-    file = write_job_file(folder / "jobs.yaml", {"code": JOB, "rows": rows}, metrics="127.0.0.1:0")
+    file = write_job_file(
+        folder / "jobs.yaml",
+        {"code": JOB, "rows": rows},
+        metrics="127.0.0.1:0",
+        tls=ca.sign()._asdict(),
+        tokens="tokens.yaml",
+    )
     with (
         serving(file) as node,
-        Loader(node.address, "code", group="run", rank=0, world_size=1, as_numpy=True) as loader,
+        Loader(
+            node.address,
+            "code",
+            group="run",
+            rank=0,
+            world_size=1,
+            as_numpy=True,
+            tls=Tls(ca=ca.path),
+            token=token,
+        ) as loader,
     ):
         batches = iter(loader)
         for _ in range(6):

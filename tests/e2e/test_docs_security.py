@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from harness import serving, write_job_file
 from penstock.client import Loader, Tls
@@ -21,7 +23,11 @@ JOB = {"small": {"source": {"type": "items", "items": [{"x": 1}] * 9}, "batch_si
 
 def run(name: str, folder: Path, address: str = "") -> str:
     """Run a block of the page as a user would, and return what it prints."""
-    script = BLOCKS[name].replace("127.0.0.1:50051", address)
+    return run_script(BLOCKS[name].replace("127.0.0.1:50051", address), folder)
+
+
+def run_script(script: str, folder: Path) -> str:
+    """Run some lines of a shell, and return what they print."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     done = subprocess.run(
         ["bash", "-euc", script],
@@ -63,6 +69,26 @@ def test_a_node_is_given_certificates_as_the_page_says(tmp_path: Path) -> None:
         write_job_file(tmp_path / "b.yaml", JOB, tls=tls, store="sqlite:///b.db")
     ) as server:
         assert "small: 48 lanes" in run("mutual", tmp_path, server.address)
+
+
+def test_the_status_page_is_opened_as_the_page_says(tmp_path: Path) -> None:
+    """By the settings of its job file, but for the ports."""
+    run("authority", tmp_path)
+    [text] = re.findall(r"<!-- file: remote-page.yaml -->\n```yaml\n(.*?)```", PAGE, re.S)
+    settings = yaml.safe_load(text)["server"]
+    (tmp_path / "tokens.yaml").write_text("tokens:\n")
+    for key in ("listen", "remote_page"):
+        settings[key] = "127.0.0.1:0"
+
+    with serving(write_job_file(tmp_path / "a.yaml", JOB, **settings)) as server:
+        [ready] = server.events("ready")
+        new, look = BLOCKS["page"].split("\n", 1)
+        assert "token new" in new
+        run_script(new, tmp_path)
+        server.events("the file of tokens has changed", 1)
+        found = run_script(look.replace("127.0.0.1:9443", ready["remote_page"]), tmp_path)
+
+    assert [job["name"] for job in json.loads(found)["status"]["jobs"]] == ["small"]
 
 
 def test_a_node_asks_for_tokens_as_the_page_says(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
-import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from browser import CHROMIUM, browsing
 from harness import Server, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader
+from penstock.server.scraped import SLOWEST_RANKS
 
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="NOT RUN: chromium is not installed (Debian: apt install chromium)"
@@ -117,8 +119,8 @@ def test_others_are_sent_away(page: tuple[Server, str]) -> None:
     assert get(f"{url}/batch.json?job=other")[0] == 404
 
 
-def test_a_scrape_of_64_ranks_is_quick(page: tuple[Server, str]) -> None:
-    """Below 20 ms, the least of ten: other processes work here, too."""
+def test_a_scrape_of_64_ranks_has_them_in_one_series(page: tuple[Server, str]) -> None:
+    """How long it takes is in `make bench NAMES=status_page`."""
     node, url = page
     readers = [
         node.read("code", group="many", rank=rank, world_size=64, batches_per_step=64)
@@ -128,14 +130,11 @@ def test_a_scrape_of_64_ranks_is_quick(page: tuple[Server, str]) -> None:
         lambda: sum(len(job["groups"]) for job in node.status()["jobs"]) >= 65, 60, "all read"
     )
 
-    took = []
-    for _ in range(10):
-        began = time.perf_counter()
-        text = get(f"{url}/metrics")[2]
-        took.append(time.perf_counter() - began)
+    text = get(f"{url}/metrics")[2]
 
     assert 'penstock_group_readers{group="many",penstock_job="code"} 64.0' in text
-    assert min(took) < 0.02, took
+    of_ranks = re.findall(r'^(\w+)\{group="many",.*rank="\d+"\}', text, re.M)
+    assert set(Counter(of_ranks).values()) == {SLOWEST_RANKS}
     for reader in readers:
         reader.cancel()
 
@@ -150,8 +149,6 @@ async def test_a_browser_shows_it_and_asks_nobody_else(
         await tab.look(1360, 900, "light")
         await tab.open(f"{url}/")
         await tab.until("!!document.querySelector('[data-doc]') && !!document.querySelector('em')")
-        paint = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-        assert await tab.until(paint) < 1000
         for width in (1360, 820, 390):
             backgrounds = set()
             for scheme in ("light", "dark"):

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from certificates import Authority
 from harness import READ_DEADLINE_S, Server, as_penstock, call_command, serving
 from harness import write_job_file as write
+from invariants import eventually
 from penstock.client import Loader, Tls
 from penstock.server.access import Access, hash_of
 from penstock.server.app import check_exposed
@@ -288,6 +290,46 @@ def test_which_items_are_in_a_batch_needs_text(node: Server) -> None:
     assert {h.crc32c for h in found["text"]} == {h.crc32c for h in found["look"]}
 
 
+def test_which_item_a_reader_waits_for_needs_text(tmp_path: Path) -> None:
+    """In the status, as in the stream; that it waits, and at which stage, `read` is for."""
+    (tmp_path / "roles.py").write_text(
+        "import pathlib, time\n\n\ndef waits(row):\n"
+        "    while not (pathlib.Path(__file__).parent / 'go').exists():\n"
+        "        time.sleep(0.01)\n    return row\n"
+    )
+    (tmp_path / "tokens.yaml").write_text(entries())
+    job = {**JOB, "processor": {"function": "./roles.py:waits"}}
+    file = write(tmp_path / "jobs.yaml", {"code": job, "secret": job}, tokens="tokens.yaml")
+    with serving(file) as server:
+
+        def waits(name: str) -> dict[str, Any] | None:
+            status = json.loads(CALLS["status"](Shown(server, name)).json)
+            [reader] = next(each for each in status["jobs"] if each["name"] == "code")["groups"]
+            found: dict[str, Any] | None = reader["waits_for"]
+            return found
+
+        reading = threading.Thread(target=Shown(server, "text").read)
+        reading.start()
+        try:
+            eventually(
+                lambda: any(
+                    group["waits_for"] and group["waits_for"]["item"]
+                    for job in json.loads(CALLS["status"](Shown(server, "text")).json)["jobs"]
+                    for group in job["groups"]
+                ),
+                60,
+                "its item is known",
+            )
+            seen = {name: waits(name) for name in ("text", "look")}
+        finally:
+            (tmp_path / "go").touch()
+            reading.join()
+
+    assert seen["text"] is not None
+    assert seen["text"]["item"]
+    assert seen["look"] == {**seen["text"], "item": ""}
+
+
 def test_health_is_open_and_reflection_is_off(node: Server) -> None:
     health = health_pb2_grpc.HealthStub(node.channel)
     reply = health.Check(health_pb2.HealthCheckRequest(), timeout=READ_DEADLINE_S)
@@ -334,6 +376,17 @@ def _status(node: Server) -> dict[str, Any]:
     return status
 
 
+def scrape(node: Server) -> dict[str, float]:
+    """Return the value of each series of a node."""
+    [ready] = node.events("ready")
+    with urllib.request.urlopen(f"http://{ready['metrics']}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return {
+        series: float(value)
+        for series, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
+    }
+
+
 def test_metrics_go_by_the_names_of_tokens(node: Server) -> None:
     with contextlib.suppress(Unauthenticated):
         CALLS["status"](Shown(node, "unknown"))
@@ -341,18 +394,12 @@ def test_metrics_go_by_the_names_of_tokens(node: Server) -> None:
         CALLS["delete"](Shown(node, "text"))
     Shown(node, "text").read()
 
-    [ready] = node.events("ready")
-    with urllib.request.urlopen(f"http://{ready['metrics']}/metrics") as answer:
-        text = answer.read().decode()
+    found = scrape(node)
 
-    def value(series: str) -> float:
-        [line] = [line for line in text.splitlines() if line.startswith(series + " ")]
-        return float(line.split()[-1])
-
-    assert value('penstock_calls_refused_total{code="unauthenticated",token=""}') >= 1
-    assert value('penstock_calls_refused_total{code="forbidden",token="text"}') >= 1
-    assert value('penstock_token_sent_bytes_total{token="text"}') > 0
-    assert value('penstock_token_streams{token="boss"}') == 0
+    assert found['penstock_calls_refused_total{code="unauthenticated",token=""}'] >= 1
+    assert found['penstock_calls_refused_total{code="forbidden",token="text"}'] >= 1
+    assert found['penstock_token_sent_bytes_total{token="text"}'] > 0
+    assert found['penstock_token_streams{token="boss"}'] == 0
 
 
 # --- what changes while the node runs ---
@@ -366,7 +413,8 @@ def test_the_file_is_read_again(tmp_path: Path) -> None:
     path, own = tmp_path / "tokens.yaml", tmp_path / "own"
     path.write_text(entries())
     own.write_text(token_of("train"))
-    file = write(tmp_path / "jobs.yaml", {"code": JOB, "secret": JOB}, tokens="tokens.yaml")
+    settings = {"tokens": "tokens.yaml", "metrics": "127.0.0.1:0"}
+    file = write(tmp_path / "jobs.yaml", {"code": JOB, "secret": JOB}, **settings)
     with serving(file) as server, contextlib.ExitStack() as stack:
         with pytest.raises(Unauthenticated):
             CALLS["status"](Shown(server, "late"))
@@ -393,11 +441,14 @@ def test_the_file_is_read_again(tmp_path: Path) -> None:
             taken.append(next(renewed).position)
         taken += [next(renewed).position for _ in range(200)]
         CALLS["status"](Shown(server, "late"))
+        scraped = scrape(server)
         everything = "".join(server.lines)
 
     assert taken == list(range(len(taken)))
     assert "tokens.yaml:1: tokens[0].scopes is ['reed']: give a list of read" in told["error"]
     assert not any(token_of(name) in everything for name in (*TOKENS, "late"))
+    # Before the first refusal: `increase()` would not see a counter that begins with it.
+    assert scraped['penstock_calls_refused_total{code="forbidden",token="late"}'] == 0
 
 
 def test_a_client_reads_the_file_of_its_token_for_each_call(node: Server, tmp_path: Path) -> None:

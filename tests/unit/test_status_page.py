@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.server.node.page import STAGES as STAGES_OF_WORKERS
+from penstock.server.rpc.caller import Caller
 from penstock.server.status_page.history import EVERY_S, FRESH_S, KEPT_S, History
-from penstock.server.status_page.routes import FILE, is_local, policy
+from penstock.server.status_page.routes import FILE, Shared, is_local, policy
 from penstock.server.status_page.strip import STAGES, strip
 
 COUNTS = ("items", "read_bytes", "tokens", "padding_tokens", "sent_batches", "sent_bytes")
@@ -124,6 +125,39 @@ def test_viewers_share_a_status() -> None:
     now[0] += FRESH_S
     history.now()
     assert len(asked) == 2
+
+
+def test_the_past_is_one_object_until_there_is_more_of_it() -> None:
+    """Its text is made once for all who look."""
+    statuses = iter(status(float(n)) for n in range(3))
+    history = History(lambda: next(statuses))
+    history.sample()
+    history.sample()
+
+    first = history.samples()
+
+    assert history.samples() is first
+    history.sample()
+    assert len(history.samples()["samples"]) == len(first["samples"]) + 1
+
+
+def test_viewers_who_may_see_the_same_share_a_text_and_others_do_not() -> None:
+    """Until there is something new to show."""
+    made: list[tuple[str, int]] = []
+
+    def seen(caller: Caller, of: dict[str, int]) -> dict[str, int]:
+        made.append((caller.name, of["n"]))
+        return {caller.name: of["n"]}
+
+    shared = Shared(seen)
+    one, two = Caller(name="one"), Caller(name="two")
+    before, now = {"n": 1}, {"n": 2}
+
+    texts = [shared.text(before, one), shared.text(before, two), shared.text(before, one)]
+    texts += [shared.text(now, two), shared.text(now, one), shared.text(now, one)]
+
+    assert texts == ['{"one":1}', '{"two":1}', '{"one":1}', '{"two":2}', '{"one":2}', '{"one":2}']
+    assert made == [("one", 1), ("two", 1), ("two", 2), ("one", 2)]
 
 
 @pytest.mark.parametrize(

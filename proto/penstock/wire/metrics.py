@@ -431,6 +431,7 @@ METRICS: dict[str, Metric] = {
         "seconds",
         "Seconds until the certificate that new connections get expires; negative after that. A "
         "node without TLS has no such series.",
+        ("PenstockCertificateExpires", "PenstockCertificateLastDay"),
     ),
     "penstock_calls_refused_total": Metric(
         "counter",
@@ -438,6 +439,7 @@ METRICS: dict[str, Metric] = {
         "calls",
         "Calls that were refused to who made them, by the name of the token (empty: none that is "
         "known) and the code: `unauthenticated` or `forbidden`.",
+        ("PenstockCallsRefused",),
     ),
     "penstock_token_streams": Metric(
         "gauge",

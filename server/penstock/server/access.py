@@ -171,6 +171,22 @@ class Access:
             )
         return _valid(found)
 
+    def of_header(self, value: str) -> Caller:
+        """Return whose token a header `authorization` has.
+
+        Args:
+            value: The header, or gRPC's metadata of that name: `Bearer TOKEN`.
+
+        Raises:
+            Unauthenticated: It has none, nobody's, or one that has expired.
+        """
+        kind, _, token = value.partition(" ")
+        if kind.lower() != "bearer" or not token.strip():
+            raise Unauthenticated(
+                "`authorization` is not `Bearer TOKEN`: pass token= or set PENSTOCK_TOKEN"
+            )
+        return self.of_token(token.strip())
+
     def of_certificate(self, names: Iterable[str]) -> Caller:
         """Return whose certificate has these names.
 

@@ -58,13 +58,14 @@ def run(config: Config, *, exit_when_unused: str | None = None, early: Early | N
 async def _serve(config: Config, exit_when_unused: str | None, early: Early | None) -> int:
     settings = config.server
     check_exposed(settings)
-    tls = None
-    if settings.tls is not None and not settings.listen.startswith("unix:"):
-        tls = NodeTls(settings.tls, config.base)
-        tls.announce()
-    access = None
-    if settings.tokens is not None and not settings.listen.startswith("unix:"):
-        access = Access(config.base / settings.tokens, list(config.jobs))
+    is_unix = settings.listen.startswith("unix:")
+    tls, access = None, None
+    if not is_unix or settings.remote_page is not None:
+        if settings.tls is not None:
+            tls = NodeTls(settings.tls, config.base)
+            tls.announce()
+        if settings.tokens is not None:
+            access = Access(config.base / settings.tokens, list(config.jobs))
     stop, at_once = asyncio.Event(), asyncio.Event()
     ending = Ending()
     _on_signals(stop, at_once)
@@ -124,18 +125,10 @@ async def _serve(config: Config, exit_when_unused: str | None, early: Early | No
         if not await _start(node, stop):
             logger.info("stopped before it was ready")
             return 1 if failed.is_set() else 0
-        service = Service(node, store, metrics, access, reflects=settings.reflection)
+        asked = None if is_unix else access
+        service = Service(node, store, metrics, asked, reflects=settings.reflection)
         metrics.watch(service.status)
-        http_address = None
-        if settings.metrics is not None:
-            # Here, as the import takes a fifth of the time that a node without it starts in.
-            from penstock.server.http import HttpEdge
-            from penstock.server.status_page.routes import StatusPage
-
-            page = StatusPage(node, service.status)
-            http = HttpEdge(metrics, lambda: not service.draining.is_set(), page)
-            http_address = await http.start(settings.metrics)
-            stack.push_async_callback(ending.stage, "metrics", http.stop)
+        http = await _serve_http(settings, service, tls, access, stack, ending)
         for name, job in jobs.items():
             for sentence in job.cautions():
                 logger.warning(sentence, job=name)
@@ -158,8 +151,8 @@ async def _serve(config: Config, exit_when_unused: str | None, early: Early | No
         logger.info(
             "ready",
             address=address,
-            tls=tls is not None,
-            metrics=http_address,
+            tls=tls is not None and not is_unix,
+            **http,
             store=store.where,
             workers=settings.worker_count,
             allocator=str(chosen() or "of the system"),
@@ -181,6 +174,39 @@ async def _serve(config: Config, exit_when_unused: str | None, early: Early | No
             ending.hurry()
     logger.info("stopped", took_s=ending.took_s(), stages_s=ending.stages_s)
     return 1 if failed.is_set() else 0
+
+
+async def _serve_http(
+    settings: ServerSettings,
+    service: Service,
+    tls: NodeTls | None,
+    access: Access | None,
+    stack: contextlib.AsyncExitStack,
+    ending: Ending,
+) -> dict[str, str | None]:
+    """Open the ports of HTTP; return their addresses by setting."""
+    found: dict[str, str | None] = {"metrics": None, "remote_page": None}
+    if settings.metrics is None and settings.remote_page is None:
+        return found
+    # Here, as the import takes a fifth of the time that a node without it starts in.
+    from penstock.server.http import METRICS, REMOTE_PAGE, HttpPort, probes
+    from penstock.server.status_page.routes import StatusPage
+
+    page = StatusPage(service.node, service.status, service.metrics)
+    stack.push_async_callback(page.stop)
+    if settings.metrics is not None:
+        answers = probes(service.metrics, lambda: not service.draining.is_set())
+        port = HttpPort(METRICS, [*answers, *page.local_routes()])
+        found["metrics"] = await port.start(settings.metrics)
+        stack.push_async_callback(ending.stage, "metrics", port.stop)
+    if settings.remote_page is not None:
+        assert tls is not None, "check_exposed refuses it"
+        assert access is not None, "check_exposed refuses it"
+        port = HttpPort(REMOTE_PAGE, page.remote_routes(access))
+        found["remote_page"] = await port.start(settings.remote_page, tls.context())
+        stack.push_async_callback(ending.stage, "remote_page", port.stop)
+    page.start()
+    return found
 
 
 ENDING_S, ENDING_SHARE = 3.0, 0.4
@@ -302,8 +328,31 @@ def check_exposed(settings: ServerSettings) -> None:
 
     Raises:
         InvalidRequest: It listens beyond this machine without TLS, and has tokens, or no
-            `insecure: true`.
+            `insecure: true`; or it has `remote_page` without TLS or without tokens.
     """
+    if settings.remote_page is not None:
+        for missing, given, danger, remedy in (
+            (
+                "TLS",
+                settings.tls,
+                "tokens would travel readable by all between",
+                "give the node a certificate (server: tls: {cert: FILE, key: FILE})",
+            ),
+            (
+                "tokens",
+                settings.tokens,
+                "whoever reaches the port could read the texts of every job",
+                "give the node a file of tokens (server: tokens: FILE; `penstockd token new` "
+                "writes it)",
+            ),
+        ):
+            if given is None:
+                raise InvalidRequest(
+                    f"server.remote_page on {settings.remote_page} without {missing}: {danger}; "
+                    f"{remedy}, or write remote_page: off and forward the port of the metrics",
+                    field="remote_page",
+                    value=settings.remote_page,
+                )
     if settings.tls is not None or is_local(settings.listen):
         return
     if settings.tokens is not None:
@@ -355,7 +404,8 @@ async def _keep_looking(tls: NodeTls | None, access: Access | None, service: Ser
         if tls is not None:
             tls.look()
         if access is not None:
-            access.look()
+            if access.look():
+                service.metrics.begin_callers(access.names)
             service.streams.check_callers(access)
 
 

@@ -380,10 +380,14 @@ class Metrics(Observer):
             names: Gives the names in the file.
             used: Gives by name open streams, and the bytes that were sent.
         """
-        for name in names():
+        self.begin_callers(names())
+        self.registry.register(CallerCollector(names, used))
+
+    def begin_callers(self, names: Iterable[str]) -> None:
+        """Make the series of refusals of these callers, at 0; as `begin` does, for the same."""
+        for name in names:
             for code in REFUSALS:
                 self._of(self._refused, name, code)
-        self.registry.register(CallerCollector(names, used))
 
     def refused(self, name: str, code: str) -> None:
         """A call was refused; `name` is whose it was, empty = nobody's that is known."""

@@ -145,11 +145,43 @@ class NodeTls:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Return the same for a port of HTTP, with the files as they are now."""
+        """Return what a port of HTTP is opened with: it asks here at every handshake, too.
+
+        It speaks TLS 1.3 alone, whatever `min_version` says.
+        """
+        shown = self._held, self._context_of(self._held)
+
+        def renewed(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            nonlocal shown
+            self.look()
+            held = self._held
+            if held is not shown[0]:
+                shown = held, self._context_of(held)
+            connection.context = shown[1]
+
+        context = self._context_of(self._held)
+        context.sni_callback = renewed  # called without a name, too
+        return context
+
+    def _context_of(self, held: Contents) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        is_newest = self.settings.min_version == "1.3"
-        context.minimum_version = ssl.TLSVersion.TLSv1_3 if is_newest else ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(self._files.paths["cert"], self._files.paths["key"])
+        # All browsers speak it. A session that is resumed shows no certificate, so a changed
+        # client_ca would not hold for it: without tickets there is none, which TLS 1.2 has, too.
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
+        with contextlib.ExitStack() as files:
+
+            def path(name: str) -> str:
+                """Return a file with what was checked; those on the disk may be others by now."""
+                file = files.enter_context(open(os.memfd_create(name), "wb"))
+                file.write(held.files[name])
+                file.flush()
+                return f"/proc/self/fd/{file.fileno()}"
+
+            context.load_cert_chain(path("cert"), path("key"))
+            if self.asks_clients:
+                context.load_verify_locations(path("ca"))
+                context.verify_mode = ssl.CERT_REQUIRED
         return context
 
 

@@ -51,7 +51,7 @@ def _address(value: str) -> str:
     return value
 
 
-def _metrics(value: Any) -> Any:
+def _or_off(value: Any) -> Any:
     return None if value in ("off", "none", "") else value
 
 
@@ -179,12 +179,21 @@ class ServerSettings(_Section):
         "true or false",
     )
     metrics: Annotated[
-        Annotated[str, AfterValidator(_tcp_address)] | None, BeforeValidator(_metrics)
+        Annotated[str, AfterValidator(_tcp_address)] | None, BeforeValidator(_or_off)
     ] = _key(
         "127.0.0.1:9090",
         "The address that serves `/metrics`, `/healthz`, `/readyz` and, to browsers on this "
         "machine, the status page over HTTP: `host:port`, or "
         "`off` for none.",
+        "an address: host:port, or off",
+    )
+    remote_page: Annotated[
+        Annotated[str, AfterValidator(_tcp_address)] | None, BeforeValidator(_or_off)
+    ] = _key(
+        None,
+        "The address that serves the status page to browsers of other machines, over HTTPS with "
+        "the certificate of `tls`, to whoever enters a token of `tokens`: `host:port`, or `off`. "
+        "It needs both. The port of the metrics stays as it is.",
         "an address: host:port, or off",
     )
     store: str = _key(

@@ -12,7 +12,7 @@ from penstock.server.access import Access
 from penstock.server.metrics import Metrics
 from penstock.server.rpc.caller import ADMIN, CALLER, COMMIT, READ, TEXT, Caller
 from penstock.server.rpc.ending import ending
-from penstock.wire.errors import PenstockError, Unauthenticated
+from penstock.wire.errors import PenstockError
 
 OPEN = "/grpc.health.v1.Health/"
 """Probes have no token."""
@@ -109,13 +109,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
     def _who(self, shown: Iterable[tuple[str, Any]], properties: Any) -> Caller:
         for key, value in shown:
             if key == TOKEN_KEY:
-                kind, _, token = str(value).partition(" ")
-                if kind.lower() != "bearer" or not token.strip():
-                    raise Unauthenticated(
-                        "the metadata `authorization` is not `Bearer TOKEN`: pass token= or set "
-                        "PENSTOCK_TOKEN"
-                    )
-                return self._access.of_token(token.strip())
+                return self._access.of_header(str(value))
         return self._access.of_certificate(certificate_names(properties))
 
 

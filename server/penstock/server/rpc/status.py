@@ -54,14 +54,24 @@ def status(
 
 
 def seen_by(caller: Caller, status: dict[str, Any]) -> dict[str, Any]:
-    """Return what a caller may see of a status: its own jobs and groups."""
+    """Return what a caller may see of a status: its own jobs and groups; items with their scope."""
     jobs = []
     for job in status["jobs"]:
         if caller.sees_job(job["name"]):
-            groups = [group for group in job["groups"] if caller.sees_group(group["group"])]
+            groups = [
+                group if caller.reads_text else _without_item(group)
+                for group in job["groups"]
+                if caller.sees_group(group["group"])
+            ]
             cursors = {name: at for name, at in job["cursors"].items() if caller.sees_group(name)}
             jobs.append({**job, "groups": groups, "cursors": cursors})
     return {**status, "jobs": jobs}
+
+
+def _without_item(reader: dict[str, Any]) -> dict[str, Any]:
+    """Return what a reader does, without the item that it waits for."""
+    wait = reader["waits_for"]
+    return reader if wait is None else {**reader, "waits_for": {**wait, "item": ""}}
 
 
 def _job(

@@ -30,6 +30,7 @@ class History:
         self._samples: deque[dict[str, Any]] = deque(maxlen=KEPT_S // EVERY_S)
         self._past: deque[dict[str, Any]] = deque(maxlen=2)
         self._now: tuple[float, dict[str, Any]] | None = None
+        self._shown: dict[str, Any] | None = None
 
     def sample(self) -> None:
         """Take a sample; called every `EVERY_S` seconds."""
@@ -38,10 +39,14 @@ class History:
             flows = strip(self._past[-1], status)
             jobs = {name: _short(flow) for name, flow in flows.items()}
             self._samples.append({"at": round(time.time(), 1), "jobs": jobs})
+            self._shown = None
         self._past.append(status)
 
     def now(self) -> dict[str, Any]:
-        """Return the status as it is now, and the strip of each job over the last seconds."""
+        """Return the status as it is now, and the strip of each job over the last seconds.
+
+        It is the same object for all who ask within `FRESH_S`.
+        """
         at = self._clock()
         if self._now is None or at - self._now[0] > FRESH_S:
             status = self._status()
@@ -50,8 +55,10 @@ class History:
         return self._now[1]
 
     def samples(self) -> dict[str, Any]:
-        """Return what was sampled, the oldest first."""
-        return {"every_s": EVERY_S, "samples": list(self._samples)}
+        """Return what was sampled, the oldest first; the same object until the next sample."""
+        if self._shown is None:
+            self._shown = {"every_s": EVERY_S, "samples": list(self._samples)}
+        return self._shown
 
 
 def _short(flow: Mapping[str, Any]) -> dict[str, float | None]:
