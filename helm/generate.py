@@ -145,6 +145,11 @@ VALUES = [
     Value("podMonitor.labels", LABELS, "Labels that your Prometheus selects by."),
     Value("prometheusRule.enabled", AUTO, "`auto` = where the cluster knows the kind."),
     Value("prometheusRule.labels", LABELS, "Labels that your Prometheus selects by."),
+    Value(
+        "prometheusRule.runbookUrl",
+        {"type": "string", "pattern": '^(https?://[^#"{}\\\\\\s]+)?$'},
+        "Where you serve docs/alerts.md; each alert then has its place there as `runbook_url`.",
+    ),
     Value("dashboards.enabled", AUTO, "`auto` = where the cluster knows PrometheusRule."),
     Value(
         "dashboards.label", {"type": "string", "minLength": 1}, "What Grafana's sidecar looks for."
