@@ -404,6 +404,52 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         ),
         "loaderGroups[0].jobs.a.source.items[0].false: Helm reads the keys y, n,",
     ),
+    "ports that are one": (
+        {"service": {"dataPort": 9090}},
+        "service.dataPort and service.metricsPort are both 9090",
+    ),
+    "a name that no Service may have": (
+        {"fullnameOverride": "1st"},
+        "'/fullnameOverride'",
+    ),
+    "a job file that no ConfigMap holds": (
+        charts.demo(jobs=None, jobFile=f"# {'a' * (1 << 20)}"),
+        "loaderGroups[0] (demo): its job file has 1048578 bytes, of at most 1048576",
+    ),
+    "more CPUs asked for than allowed": (
+        charts.demo(resources={"requests": {"cpu": "2.5"}, "limits": {"cpu": "2400m"}}),
+        "loaderGroups[0] (demo): resources.requests.cpu is 2.5 and resources.limits.cpu 2400m",
+    ),
+    "more memory asked for than allowed": (
+        charts.demo(resources={"requests": {"memory": "3Gi"}, "limits": {"memory": "2G"}}),
+        "loaderGroups[0] (demo): resources.requests.memory is 3Gi and resources.limits.memory 2G",
+    ),
+    "CPUs that are no quantity": (
+        charts.demo(resources={"limits": {"cpu": "two"}}),
+        'loaderGroups[0] (demo): resources.limits.cpu: "two" is not a quantity of Kubernetes',
+    ),
+    "memory that is no quantity": (
+        charts.demo(resources={"limits": {"memory": "3 GiB"}}),
+        'resources.limits.memory: "3 GiB" is not a quantity of Kubernetes, such as 512Mi or 3Gi',
+    ),
+    "a volume that is the chart's": (
+        charts.demo(volumes=[{"name": "tmp", "emptyDir": {}}]),
+        "'/loaderGroups/0/volumes/0': missing property 'another name: the chart has a volume of",
+    ),
+    "a place that is the chart's": (
+        charts.demo(volumeMounts=[{"name": "a", "mountPath": "/data/"}]),
+        "'/loaderGroups/0/volumeMounts/0': missing property 'another mountPath: the chart mounts",
+    ),
+    "a label's value": ({"commonLabels": {"team": "a b"}}, "'/commonLabels/team': 'a b' does not"),
+    "a label's name": (
+        charts.demo(podLabels={"a team": "b"}),
+        "'/loaderGroups/0/podLabels': additional properties 'a team' not allowed",
+    ),
+    "a label that is the chart's": (
+        charts.demo(podLabels={"penstock/loader-group": "b"}),
+        "'/loaderGroups/0/podLabels': missing property 'a name other than penstock/loader-group",
+    ),
+    "a volume of nothing": ({"store": {"size": "0Gi"}}, "'/store/size'"),
     "a jobs' name": (
         charts.demo(jobs={"a b": {"batch_size": 1, "source": "items"}}),
         "'/loaderGroups/0/jobs'",
@@ -419,6 +465,40 @@ def test_bad_values_are_refused_with_their_place_and_the_reason(case: str) -> No
         charts.rendered(values)
 
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("release", ["1a", "a.b"])
+def test_a_release_whose_name_no_service_may_have_needs_another(release: str) -> None:
+    """Both are names to Helm; DNS wants a letter first and no dot in a name of a Service."""
+    with pytest.raises(helm.HelmError) as caught:
+        charts.objects({}, release=release)
+
+    assert f"would be called {release}-penstock, which no Service may be" in str(caught.value)
+    assert charts.objects({"fullnameOverride": "loaders"}, release=release)
+
+
+@pytest.mark.parametrize(
+    ("workers", "limit", "asked"), [(16, 8, "8"), (2, "2500m", "2"), (3, "2500m", "2500m")]
+)
+def test_no_more_cpus_are_asked_for_than_are_allowed(
+    workers: int, limit: int | str, asked: str
+) -> None:
+    """Else Kubernetes takes the StatefulSet, and none of its Pods."""
+    values = charts.demo(workers=workers, resources={"limits": {"cpu": limit}})
+    [(_, _, _, container)] = charts.loaders(charts.objects(values))
+
+    assert str(container["resources"]["requests"]["cpu"]) == asked
+
+
+def test_a_variable_is_given_once() -> None:
+    """Server-side apply, as Helm 4 does it, refuses a list with two of one name; users' win."""
+    given = {"HOME": "/data/home", "HF_HOME": "/hub", "A": "b"}
+    env = [{"name": name, "value": value} for name, value in given.items()]
+
+    for name, _, spec in charts.pods(charts.objects(charts.demo(env=env))):
+        variables = [one["name"] for one in spec["containers"][0]["env"]]
+        assert len(variables) == len(set(variables)), name
+        assert given.items() <= charts.environment(spec["containers"][0]).items()
 
 
 # --- the policies see ---

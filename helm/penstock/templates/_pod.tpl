@@ -10,9 +10,25 @@ capabilities: {drop: [ALL]}
 {{- define "penstock.resources" -}}
 {{- $limit := include "penstock.memory" . -}}
 {{- $requests := dict "memory" $limit -}}
-{{- if ne (toString .group.workers) "auto" -}}{{- $_ := set $requests "cpu" (toString .group.workers) -}}{{- end -}}
+{{- include "penstock.checkResources" . -}}
+{{- $most := dig "limits" "cpu" "" (.group.resources | default dict) -}}
+{{- if ne (toString .group.workers) "auto" -}}
+{{- $over := and $most (gt (float64 .group.workers) (include "penstock.cpus" $most | float64)) -}}
+{{- $_ := set $requests "cpu" (ternary $most .group.workers (not (not $over)) | toString) -}}
+{{- end -}}
 {{- $ours := dict "requests" $requests "limits" (dict "memory" $limit) -}}
 {{- mergeOverwrite $ours (deepCopy (.group.resources | default dict)) | toYaml -}}
+{{- end -}}
+
+{{/* Takes {group, ours}: a user's variables, and of ours those that they do not give: each is there once. */}}
+{{- define "penstock.groupEnv" -}}
+{{- $given := dict -}}
+{{- range .group.env -}}{{- $_ := set $given .name true -}}{{- end -}}
+{{- $all := list -}}
+{{- range $name, $value := .ours -}}
+{{- if not (hasKey $given $name) -}}{{- $all = append $all (dict "name" $name "value" $value) -}}{{- end -}}
+{{- end -}}
+{{- with concat $all (.group.env | default list) -}}{{- toYaml . -}}{{- end -}}
 {{- end -}}
 
 {{/* Takes {root, group, at}: settings as variables, which win over those of a job file. */}}
@@ -29,11 +45,5 @@ capabilities: {drop: [ALL]}
   value: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}
 {{ end -}}
 {{ include "penstock.securityEnv" .root }}
-- name: HOME
-  value: /tmp
-- name: HF_HOME
-  value: /data/huggingface
-{{- with .group.env }}
-{{ toYaml . }}
-{{- end }}
+{{ include "penstock.groupEnv" (dict "group" .group "ours" (dict "HOME" "/tmp" "HF_HOME" "/data/huggingface")) }}
 {{- end -}}
