@@ -76,10 +76,12 @@ image: $(VENV)/.installed-dev debian  ## Build the image without a registry, and
 	@PYTHON=$(BIN)/python sh deploy/image/build.sh
 	TEST_IMAGES=.image $(BIN)/python -m pytest -q -rs -s tests/e2e/test_image.py
 
+kube: KUBE_APISERVER = $(or $(TEST_KUBE_APISERVER),.kube/kube-apiserver)
 # TEST_KUBE_APISERVER names one that is there already, of any version.
 kube: $(VENV)/.installed-dev helm-3 etcd  ## Give the chart to a real API server, which is built once: 10 minutes.
 	@test -n "$(TEST_KUBE_APISERVER)" || sh tests/build_apiserver.sh .kube
-	TEST_KUBE_APISERVER=$${TEST_KUBE_APISERVER:-.kube/kube-apiserver} $(BIN)/python -m pytest -q -rs tests/e2e/test_kube.py
+	$(KUBE_APISERVER) --version
+	TEST_KUBE_APISERVER=$(KUBE_APISERVER) $(BIN)/python -m pytest -q -rs tests/e2e/test_kube.py
 
 wheel: $(VENV)/.installed-dev  ## Build the wheel and the sdist into dist/.
 	rm -rf dist
@@ -138,7 +140,9 @@ etcd:
 	test -n "$(TEST_KUBE_APISERVER)" -o -x .kube/kube-apiserver || { \
 		command -v go >/dev/null || set -- "$$@" golang-go; \
 		command -v rsync >/dev/null || set -- "$$@" rsync; \
-		command -v dpkg-source >/dev/null || set -- "$$@" dpkg-dev; }; \
+		command -v dpkg-source >/dev/null || set -- "$$@" dpkg-dev; \
+		test -d /usr/share/gocode/src/github.com/modern-go/reflect2 || \
+			set -- "$$@" golang-github-modern-go-reflect2-dev; }; \
 	test $$# = 0 || { $(APT) install -y "$$@" || { $(APT) update && $(APT) install -y "$$@"; }; } >/dev/null 2>&1 || \
 		{ echo "make kube needs Debian's packages $$*: install them" >&2; exit 1; }
 

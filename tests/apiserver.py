@@ -1,8 +1,8 @@
 """A real kube-apiserver with an etcd, on the loopback, for what a chart sends to one.
 
 No kubelet, no scheduler and no controllers: what is kept here starts nothing. `made_by` therefore
-gives what the controller of a StatefulSet would send, since the server looks at the Pods of a set no
-further than at their types until somebody makes one.
+gives what the controller of a StatefulSet would send: of the Pods of a set the server checks no
+more than the types of their fields, until somebody makes one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 import yaml
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from certificates import Authority
 from invariants import eventually
@@ -65,7 +67,7 @@ class ApiServer:
     """
 
     def __init__(self, folder: Path, program: str = PROGRAM) -> None:
-        self._folder, self._program = folder, program
+        self._folder, self._program = folder, str(Path(program).absolute())
         self._processes: list[subprocess.Popen[bytes]] = []
         self._kinds: dict[tuple[str, str], tuple[str, bool]] = {}
         authority = Authority(folder)
@@ -74,6 +76,15 @@ class ApiServer:
         self._context = ssl.create_default_context(cafile=authority.path)
         self._context.load_cert_chain(self._user.cert, self._user.key)
         self._port = 0
+        # Of accounts, which nobody uses here; old servers read this format alone.
+        self._signs = folder / "accounts.key"
+        self._signs.write_bytes(
+            ec.generate_private_key(ec.SECP256R1()).private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.TraditionalOpenSSL,
+                serialization.NoEncryption(),
+            )
+        )
         self.kubeconfig = folder / "kubeconfig"
 
     def start(self) -> None:
@@ -123,8 +134,8 @@ class ApiServer:
             "--anonymous-auth=false",
             "--service-cluster-ip-range=10.0.0.0/24",
             "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-key-file={self._server.key}",
-            f"--service-account-signing-key-file={self._server.key}",
+            f"--service-account-key-file={self._signs}",
+            f"--service-account-signing-key-file={self._signs}",
         )
         eventually(self._is_ready, STARTS_S, "kube-apiserver is ready")
 
@@ -308,7 +319,7 @@ def serving(folder: Path) -> Iterator[ApiServer]:
 
 
 def made_by(loader: Object) -> list[Object]:
-    """Return the first Pod of a StatefulSet and the claims of its volumes, as a controller would."""
+    """Return the claims and the first Pod that a controller would make of a StatefulSet."""
     name, namespace = loader["metadata"]["name"], loader["metadata"]["namespace"]
     pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(loader["spec"]["template"])}
     pod["metadata"] |= {"name": f"{name}-0", "namespace": namespace}

@@ -1,8 +1,8 @@
 #!/bin/sh
 # `make kube`: build the kube-apiserver of Debian's source package of Kubernetes into the folder that
-# is named, unless it is there. Needs apt, Debian's packages golang-go, rsync and dpkg-dev, and
-# minutes of one core. What it fetches and builds with lies in the same folder; the system's list of
-# sources is read, and not changed.
+# is named, unless it is there. Needs apt, the packages of Debian below, and minutes of one core.
+# What it fetches and builds with lies in the same folder; the system's list of sources is read, and
+# not changed.
 set -eu
 work=$(mkdir -p "$1" && cd "$1" && pwd)
 test ! -x "$work/kube-apiserver" || exit 0
@@ -12,6 +12,13 @@ for program in apt-get dpkg-source go rsync; do
         exit 2
     }
 done
+# The one that Kubernetes 1.20 brings reads maps as Go before 1.18 had them: a server that is built
+# with it and a newer Go crashes at the first custom resource.
+reflect=/usr/share/gocode/src/github.com/modern-go/reflect2
+test -d $reflect || {
+    echo "$reflect is missing: install Debian's package golang-github-modern-go-reflect2-dev" >&2
+    exit 2
+}
 
 keys=/usr/share/keyrings/debian-archive-keyring.gpg
 mkdir -p "$work/lists/partial"
@@ -26,6 +33,8 @@ rm -rf kubernetes-*
 apt update
 apt --only-source source kubernetes >/dev/null
 mv kubernetes-*/ kubernetes
+rm -r kubernetes/vendor/github.com/modern-go/reflect2
+cp -r $reflect kubernetes/vendor/github.com/modern-go/reflect2
 
 # Its own scripts build in a GOPATH, without modules, and know the version, which Helm asks for.
 mkdir -p go/src/k8s.io

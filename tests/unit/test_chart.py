@@ -490,6 +490,25 @@ def test_no_more_cpus_are_asked_for_than_are_allowed(
     assert str(container["resources"]["requests"]["cpu"]) == asked
 
 
+@pytest.mark.parametrize("size", [5_368_709_120, "5Gi"])
+def test_every_amount_is_a_text(size: int | str) -> None:
+    """Server-side apply takes no number for one, not even where values have numbers."""
+    resources = {"requests": {"cpu": 0.5, "gpu": 1}, "limits": {"cpu": 2, "memory": 3_000_000_000}}
+    values = {**charts.demo(resources=resources), "store": {"size": size}}
+    trial = {**values, "store": {"size": size, "ephemeral": True}}
+    [(_, _, _, container)] = charts.loaders(charts.objects(values))
+    [(_, _, spec, _)] = charts.loaders(charts.objects(trial))
+    [claim] = charts.of(charts.objects(values), "StatefulSet")[0]["spec"]["volumeClaimTemplates"]
+    [store] = [one["emptyDir"] for one in spec["volumes"] if one["name"] == "store"]
+
+    assert container["resources"] == {
+        "requests": {"cpu": "0.5", "gpu": "1", "memory": "3000000000"},
+        "limits": {"cpu": "2", "memory": "3000000000"},
+    }
+    assert claim["spec"]["resources"]["requests"]["storage"] == str(size)
+    assert store["sizeLimit"] == str(size)
+
+
 def test_a_variable_is_given_once() -> None:
     """Server-side apply, as Helm 4 does it, refuses a list with two of one name; users' win."""
     given = {"HOME": "/data/home", "HF_HOME": "/hub", "A": "b"}

@@ -15,12 +15,17 @@
 {{- define "penstock.memory" -}}
 {{- $limit := dig "limits" "memory" "" (.group.resources | default dict) -}}
 {{- if $limit -}}
-{{- $limit -}}
+{{- include "penstock.amount" $limit -}}
 {{- else if .group.stalledMiB -}}
 {{- printf "%.0fMi" (ceil (mulf 1.25 (float64 .group.stalledMiB))) -}}
 {{- else -}}
 {{- fail (printf "%s: give stalledMiB, which `penstockd check` prints as \"memory where readers stall\", or resources.limits.memory" .at) -}}
 {{- end -}}
+{{- end -}}
+
+{{/* A quantity as text: server-side apply takes no number for one. */}}
+{{- define "penstock.amount" -}}
+{{- ternary . (toJson .) (kindIs "string" .) -}}
 {{- end -}}
 
 {{/* Takes {value, at}: refuse what Kubernetes does not take for an amount of memory or of CPUs. */}}

@@ -17,7 +17,13 @@ capabilities: {drop: [ALL]}
 {{- $_ := set $requests "cpu" (ternary $most .group.workers (not (not $over)) | toString) -}}
 {{- end -}}
 {{- $ours := dict "requests" $requests "limits" (dict "memory" $limit) -}}
-{{- mergeOverwrite $ours (deepCopy (.group.resources | default dict)) | toYaml -}}
+{{- $all := mergeOverwrite $ours (deepCopy (.group.resources | default dict)) -}}
+{{- range $part := list "requests" "limits" -}}
+{{- range $name, $amount := get $all $part | default dict -}}
+{{- $_ := set (get $all $part) $name (include "penstock.amount" $amount) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $all -}}
 {{- end -}}
 
 {{/* Takes {group, ours}: a user's variables, and of ours those that they do not give: each is there once. */}}
