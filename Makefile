@@ -77,7 +77,7 @@ image: $(VENV)/.installed-dev debian  ## Build the image without a registry, and
 	TEST_IMAGES=.image $(BIN)/python -m pytest -q -rs -s tests/e2e/test_image.py
 
 kube: KUBE_APISERVER = $(or $(TEST_KUBE_APISERVER),.kube/kube-apiserver)
-# TEST_KUBE_APISERVER names one that is there already, of any version.
+# TEST_KUBE_APISERVER names another one. What it says of faults was read from Kubernetes 1.20.
 kube: $(VENV)/.installed-dev helm-3 etcd  ## Give the chart to a real API server, which is built once: 10 minutes.
 	@test -n "$(TEST_KUBE_APISERVER)" || sh tests/build_apiserver.sh .kube
 	$(KUBE_APISERVER) --version

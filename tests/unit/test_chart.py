@@ -168,12 +168,12 @@ def test_each_render_holds_to_the_policies(path: Path) -> None:
 
 
 def test_a_chart_is_rendered_fast() -> None:
-    """The best of three, from the folder to the text."""
+    """The best of three, in time of the CPU, from the folder to the text."""
     took = []
     for _ in range(3):
-        begun = time.perf_counter()
+        begun = time.process_time()
         charts.rendered(charts.EVERYTHING)
-        took.append(time.perf_counter() - begun)
+        took.append(time.process_time() - begun)
 
     assert min(took) < 0.1
 

@@ -13,8 +13,12 @@ capabilities: {drop: [ALL]}
 {{- include "penstock.checkResources" . -}}
 {{- $most := dig "limits" "cpu" "" (.group.resources | default dict) -}}
 {{- if ne (toString .group.workers) "auto" -}}
-{{- $over := and $most (gt (float64 .group.workers) (include "penstock.cpus" $most | float64)) -}}
-{{- $_ := set $requests "cpu" (ternary $most .group.workers (not (not $over)) | toString) -}}
+{{- $_ := set $requests "cpu" .group.workers -}}
+{{- if $most -}}
+{{- if gt (float64 .group.workers) (include "penstock.cpus" $most | float64) -}}
+{{- $_ = set $requests "cpu" $most -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- $ours := dict "requests" $requests "limits" (dict "memory" $limit) -}}
 {{- $all := mergeOverwrite $ours (deepCopy (.group.resources | default dict)) -}}
