@@ -39,12 +39,11 @@ cp -r $reflect kubernetes/vendor/github.com/modern-go/reflect2
 # Its own scripts build in a GOPATH, without modules, and know the version, which Helm asks for.
 mkdir -p go/src/k8s.io
 ln -sfn "$work/kubernetes" go/src/k8s.io/kubernetes
-export GOPATH="$work/go" GOCACHE="$work/cache" GOFLAGS=-p=1 CGO_ENABLED=0
+export GOPATH="$work/go" GOFLAGS=-p=1 CGO_ENABLED=0
 cd go/src/k8s.io/kubernetes
 echo "building kube-apiserver in $work, once: about 10 minutes ..."
 nice make gen_openapi >"$work/build.log" 2>&1 && nice hack/make-rules/build.sh cmd/kube-apiserver \
     >>"$work/build.log" 2>&1 || { tail -n 20 "$work/build.log" >&2; exit 1; }
 mv _output/local/go/bin/kube-apiserver "$work/kube-apiserver"
 cd "$work"
-chmod -R u+w go cache
-rm -rf kubernetes kubernetes_* go cache lists
+rm -rf kubernetes kubernetes_* go lists sources.list
