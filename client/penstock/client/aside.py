@@ -56,10 +56,12 @@ def aside(work: Callable[[Patience], T], *, patience_s: float = -1) -> T:
     done.acquire()
     results: list[T] = []
     failures: list[BaseException] = []
+    todo = [work]
 
     def run() -> None:
         try:
-            results.append(work(waiting))
+            # Nothing of the work is left when the caller goes on: this thread may end after that.
+            results.append(todo.pop()(waiting))
         except BaseException as error:  # the edge of the thread: the caller raises it
             failures.append(error)
         finally:
