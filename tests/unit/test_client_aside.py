@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import weakref
@@ -52,6 +53,29 @@ def test_a_thread_that_ends_late_keeps_nothing_of_the_work() -> None:
         assert reference() is None
     finally:
         goes.set()
+
+
+ENDING = """
+from penstock.client.aside import aside
+
+def work():
+    try:
+        yield
+    finally:  # run by the interpreter, when a program has left it in the middle and is over
+        print("done:", aside(lambda _: 7), flush=True)
+
+left = work()
+next(left)
+"""
+
+
+def test_a_process_that_ends_does_it_without_a_thread() -> None:
+    """No thread runs then: a Loader in a generator that was left is closed all the same."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=120
+    )
+
+    assert (done.stdout, done.stderr, done.returncode) == ("done: 7\n", "", 0)
 
 
 def test_a_wait_has_an_end_and_the_work_goes_on() -> None:

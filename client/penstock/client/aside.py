@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import _thread
 import math
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -69,7 +70,10 @@ def aside(work: Callable[[Patience], T], *, patience_s: float = -1) -> T:
 
     with waiting:  # written in C: it is released however this block ends
         try:
-            _thread.start_new_thread(run, ())
+            if sys.is_finalizing():  # before Python 3.12 a thread starts then, and never runs
+                run()
+            else:
+                _thread.start_new_thread(run, ())
         except RuntimeError:  # since Python 3.12 a process that ends starts no thread
             run()
         end = math.inf if patience_s < 0 else time.monotonic() + patience_s
