@@ -8,7 +8,9 @@ allocated there, kernels run there, events are made there.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import itertools
+import sys
 import threading
 import types
 import weakref
@@ -18,10 +20,13 @@ from importlib.machinery import ModuleSpec
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from penstock.client.testing import Schedule, Simulator
 from penstock.wire.errors import OutOfDeviceMemory
+
+DRIVER = "penstock.client.device.cupy_driver"
 
 
 class CUDARuntimeError(RuntimeError):
@@ -370,8 +375,16 @@ class ndarray:  # noqa: N801 - cupy's name
         return found
 
 
+def driver_over(cupy: types.ModuleType, patch: pytest.MonkeyPatch) -> Any:
+    """Return the driver's module as it is over this cupy, which stays until the patch is undone."""
+    patch.setitem(sys.modules, "cupy", cupy)
+    patch.setitem(sys.modules, DRIVER, None)  # so that what is imported now goes with the patch
+    del sys.modules[DRIVER]
+    return importlib.import_module(DRIVER)
+
+
 def _shown(given: Any) -> Any:
     return given if isinstance(given, int | tuple | type | np.dtype) else type(given)
 
 
-__all__ = ["CUDARuntimeError", "Called", "Cuda", "OutOfMemoryError"]
+__all__ = ["CUDARuntimeError", "Called", "Cuda", "OutOfMemoryError", "driver_over"]

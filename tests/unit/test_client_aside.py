@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
+import weakref
 from types import FrameType
+from typing import Any
 
 import pytest
 
 from penstock.client.aside import Patience, aside, tell
+from unit.served import wait_until
 
 
 def test_what_is_done_aside_is_returned_and_raised() -> None:
@@ -20,6 +25,57 @@ def test_what_is_done_aside_is_returned_and_raised() -> None:
     assert aside(lambda _: threading.get_ident()) != threading.get_ident()
     with pytest.raises(KeyError, match="x"):
         aside(fail)
+
+
+def test_a_thread_that_ends_late_keeps_nothing_of_the_work() -> None:
+    """Whoever waits may go on before it ends, and count on what is gone then."""
+    goes, is_late = threading.Event(), threading.Event()
+
+    class Thing:
+        pass
+
+    thing = Thing()
+    reference = weakref.ref(thing)
+
+    def linger(frame: FrameType, event: str, call: Any) -> None:
+        if event == "c_return" and call.__name__ == "release":
+            is_late.set()
+            assert goes.wait(60)
+
+    def work(_: Patience, thing: Thing = thing) -> None:
+        sys.setprofile(linger)  # of this thread alone
+
+    del thing
+    try:
+        aside(work)
+        del work
+        assert is_late.wait(60)
+        assert reference() is None
+    finally:
+        goes.set()
+
+
+ENDING = """
+from penstock.client.aside import aside
+
+def work():
+    try:
+        yield
+    finally:  # run by the interpreter, when a program has left it in the middle and is over
+        print("done:", aside(lambda _: 7), flush=True)
+
+left = work()
+next(left)
+"""
+
+
+def test_a_process_that_ends_does_it_without_a_thread() -> None:
+    """No thread runs then: a Loader in a generator that was left is closed all the same."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=120
+    )
+
+    assert (done.stdout, done.stderr, done.returncode) == ("done: 7\n", "", 0)
 
 
 def test_a_wait_has_an_end_and_the_work_goes_on() -> None:
@@ -74,6 +130,8 @@ def test_a_line_of_the_log_is_not_waited_for_for_ever(
         finally:
             caplog.handler.release()
         tell(logger.warning, "and on")
+        # On its own thread, which may come after the next test else.
+        wait_until(lambda: len(caplog.messages) == 2, "the line that was late")
     assert "and on" in caplog.messages
 
 

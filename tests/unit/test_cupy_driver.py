@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -28,9 +27,7 @@ from penstock.wire.errors import (
 from unit.device_model import Device, Parts, search
 from unit.devices import on_host
 from unit.served import ServedNode, values_of
-from unit.simulated_cupy import Cuda, CUDARuntimeError
-
-DRIVER = "penstock.client.device.cupy_driver"
+from unit.simulated_cupy import Cuda, CUDARuntimeError, driver_over
 
 Install = Callable[..., tuple[Cuda, Any]]
 
@@ -44,15 +41,16 @@ def node() -> Iterator[ServedNode]:
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Put simulated devices where `import cupy` looks; return them, and the driver's module."""
+    """Put simulated devices where `import cupy` looks; return them, and the driver's module.
+
+    They are for CUDA 12: a torch that is in use here counts as built without CUDA, whichever it is.
+    """
 
     def put(**options: Any) -> tuple[Cuda, Any]:
         cuda = Cuda(**options)
-        monkeypatch.setitem(sys.modules, "cupy", cuda.module())
-        monkeypatch.delitem(sys.modules, DRIVER, raising=False)
-        module = importlib.import_module(DRIVER)
-        monkeypatch.setitem(sys.modules, DRIVER, module)
-        return cuda, module
+        if (torch := sys.modules.get("torch")) is not None:
+            monkeypatch.setattr(torch.version, "cuda", None)
+        return cuda, driver_over(cuda.module(), monkeypatch)
 
     return put
 
@@ -265,7 +263,9 @@ def test_a_cupy_for_another_cuda_than_torchs_is_refused(
     install()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
 
-    with pytest.raises(NoDevice, match=r"cupy is for CUDA 12, and torch, .* for 13\.0") as caught:
+    with pytest.raises(
+        NoDevice, match=r"for CUDA 12, and torch, .* for 13\.0: install cupy-cuda13x"
+    ) as caught:
         read(node, "cuda")
     assert caught.value.code == "no_device"
 

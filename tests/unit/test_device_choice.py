@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging
 import sys
@@ -23,9 +22,7 @@ from penstock.client.reading.values import Decoder, NumpyDecoder
 from penstock.client.testing import SimulatedDevice
 from penstock.wire.errors import CannotPin, InvalidRequest, MissingExtra, NoDevice
 from unit.served import ServedNode
-from unit.simulated_cupy import Cuda
-
-CUPY = "penstock.client.device.cupy_driver"
+from unit.simulated_cupy import Cuda, driver_over
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +69,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.setattr(importlib.util, "find_spec", find)
         for name, module in given.items():
             monkeypatch.setitem(sys.modules, name, module)
-        monkeypatch.delitem(sys.modules, CUPY, raising=False)
         if cupy is not None:
-            monkeypatch.setitem(sys.modules, CUPY, importlib.import_module(CUPY))
+            driver_over(cupy, monkeypatch)
 
     return make
 

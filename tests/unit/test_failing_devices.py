@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -74,6 +75,41 @@ def test_a_misuse_that_another_has_found_is_told_to_whoever_uses_the_device(
     with pytest.raises(Misuse, match="the source of a copy was written"):
         device.simulator.record(device.current())
     device.simulator.record(device.current())
+
+
+def test_a_misuse_that_another_has_found_keeps_nothing_of_its_own(
+    left: tuple[SimulatedDevice, list[NDArray[np.uint8]]],
+) -> None:
+    """Its arena is released with it, although the misuse is told later."""
+    [view] = left[1]
+    view[:] = 7
+    other = SimulatedDevice()
+    pool = BufferPool(1, memory=PinnedMemory(other.port))
+    pool.lease(5000)
+
+    del pool
+    gc.collect()
+    other.simulator.close()
+
+
+def test_a_device_that_is_closed_holds_up_no_other(
+    left: tuple[SimulatedDevice, list[NDArray[np.uint8]]],
+) -> None:
+    """It asks what others have left, which may be asking about this one at that moment."""
+    device = SimulatedDevice()
+    stream, recorded = device.current(), threading.Event()
+
+    def record() -> None:
+        device.simulator.record(stream)
+        recorded.set()
+
+    def before(call: str) -> None:
+        threading.Thread(target=record, daemon=True).start()
+        assert recorded.wait(60), "the device that is closed takes no calls meanwhile"
+
+    left[0].simulator.before = before
+    device.simulator.close()
+    assert recorded.is_set()
 
 
 def test_a_misuse_that_another_has_found_is_told_at_the_close(

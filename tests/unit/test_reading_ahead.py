@@ -5,6 +5,8 @@ The device is a simulated one, whose copies go on or wait as a test says.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from penstock.client.reading.arrival import Arrival
 from penstock.client.reading.buffers import Lease
 from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.reading.values import NumpyDecoder
-from penstock.client.testing import SimulatedDevice
+from penstock.client.testing import Eager, SimulatedDevice
 from penstock.wire.errors import DataTimeout, OutOfDeviceMemory, PenstockError
 from penstock.wire.frame import Entries
 from penstock.wire.order import Share
@@ -225,6 +227,40 @@ def test_a_loop_that_keeps_its_batches_fills_the_device(node: ServedNode) -> Non
         at = kept[-1].position
         kept.clear()
         assert [next(batches).position for _ in range(20)] == [*range(at + 1, at + 21)]
+
+
+def through_temporaries(values: dict[str, Any]) -> dict[str, Any]:
+    """Make little of much, by way of twice as much again."""
+    ids = values["input_ids"]
+    more = ids + 1
+    most = more + 1
+    return {"ids": ids, "first": most[:, 0]}
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_what_had_no_room_takes_none_when_it_is_tried_again(is_early: bool) -> None:
+    """Nothing holds what the first try had made, whatever the garbage collector does."""
+    # A body takes 8,132 bytes, and 16,008 more while it arrives.
+    device = SimulatedDevice(Eager(), memory_bytes=30_000)
+    options = {"rank": 0, "world_size": 1, "device": device, "arrive": through_temporaries}
+    with (
+        ServedNode(batches=10, nbytes=8000) as served,
+        Loader(served.address, "code", limits=Limits(device_batches=1), **options) as loader,
+    ):
+        batches, counts = iter(loader), device.simulator.counts
+        gc.collect()
+        gc.disable()
+        try:
+            held = [next(batches)]
+            wait_until(lambda: counts["allocate"] == 7, "the next batch, which has no room")
+            if not is_early:
+                with contextlib.suppress(OutOfDeviceMemory):
+                    held.append(next(batches))
+                assert len(held) == 1
+            held.clear()
+            assert next(batches)["first"].tolist() == [3]
+        finally:
+            gc.enable()
 
 
 def test_a_device_that_hangs_is_told_of_after_the_deadline(node: ServedNode, gates: Gates) -> None:

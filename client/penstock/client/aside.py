@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import _thread
 import math
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -56,10 +57,12 @@ def aside(work: Callable[[Patience], T], *, patience_s: float = -1) -> T:
     done.acquire()
     results: list[T] = []
     failures: list[BaseException] = []
+    todo = [work]
 
     def run() -> None:
         try:
-            results.append(work(waiting))
+            # Nothing of the work is left when the caller goes on: this thread may end after that.
+            results.append(todo.pop()(waiting))
         except BaseException as error:  # the edge of the thread: the caller raises it
             failures.append(error)
         finally:
@@ -67,7 +70,10 @@ def aside(work: Callable[[Patience], T], *, patience_s: float = -1) -> T:
 
     with waiting:  # written in C: it is released however this block ends
         try:
-            _thread.start_new_thread(run, ())
+            if sys.is_finalizing():  # before Python 3.12 a thread starts then, and never runs
+                run()
+            else:
+                _thread.start_new_thread(run, ())
         except RuntimeError:  # since Python 3.12 a process that ends starts no thread
             run()
         end = math.inf if patience_s < 0 else time.monotonic() + patience_s

@@ -149,9 +149,11 @@ def _by_cupy(device: Any, why: str, arrival: Arrival) -> Decoder:
     mine = cupy.cuda.runtime.runtimeGetVersion() // 1000
     torch = sys.modules.get("torch")
     other = getattr(getattr(torch, "version", None), "cuda", None)
-    if other is not None and int(other.partition(".")[0]) != mine:
+    if other is not None and (theirs := int(other.partition(".")[0])) != mine:
         raise _no_device(
-            device, [f"cupy is for CUDA {mine}, and torch, which is in use here, for {other}"]
+            device,
+            [f"cupy is for CUDA {mine}, and torch, which is in use here, for {other}"],
+            f"install cupy-cuda{theirs}x in its place, or a torch for CUDA {mine}",
         )
     from penstock.client.device.cupy_driver import CupyDriver
 
@@ -201,11 +203,14 @@ def _cupy_extra() -> str:
     return extra
 
 
-def _no_device(device: Any, reasons: list[str]) -> NoDevice:
+def _no_device(
+    device: Any,
+    reasons: list[str],
+    otherwise: str = "install what is missing, look at nvidia-smi, or leave device= out",
+) -> NoDevice:
     reason = "; ".join(reasons)
     return NoDevice(
-        f"device={_name(device)!r}: {reason}: "
-        + remedy(reason, "install what is missing, look at nvidia-smi, or leave device= out"),
+        f"device={_name(device)!r}: {reason}: {remedy(reason, otherwise)}",
         field="device",
         device=_name(device),
         reason=reason,

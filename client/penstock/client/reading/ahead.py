@@ -26,12 +26,14 @@ class _Result(NamedTuple):
     Attributes:
         begun: What `Decoder.begin` returned.
         error: What it raised; None = nothing.
-        is_early: It raised before the loop asked for the batch.
+        has_no_room: The device had no room, before the loop asked for the batch: it is copied once
+            more when the loop does. Then the views of those before are gone, as far as the loop
+            will release them. The error is not kept: its traceback would keep what had room.
     """
 
     begun: Any
     error: Exception | None
-    is_early: bool = False
+    has_no_room: bool = False
 
 
 class Ahead:
@@ -83,20 +85,23 @@ class Ahead:
             aside(self._start)
             self._is_started = True
         result = self._results.get(position)
-        if result is None or _had_no_room(result):
+        if result is None or result.has_no_room:
             result = self._wait(position, deadline_s)
         # First this, then the result: the thread would see that it lacks, and make it again.
         self._wanted = self._share.nth_after(position, 1)
         self._results.pop(position, None)
         self._note_change()
         if result.error is not None:
-            raise result.error
+            try:
+                raise result.error
+            finally:
+                del result  # else the error's traceback would be a circle, and keep memory
         return self._decoder.finish(result.begun)
 
     def _wait(self, position: int, deadline_s: float) -> _Result:
         began = time.monotonic()
         try:
-            while (result := self._results.get(position)) is None or _had_no_room(result):
+            while (result := self._results.get(position)) is None or result.has_no_room:
                 self._slots.check_open()
                 if self._failure is not None:
                     raise RuntimeError(f"the thread that decodes failed: {self._failure!r}")
@@ -119,7 +124,8 @@ class Ahead:
     @property
     def ready(self) -> int:
         """How many batches are decoded beyond the one in use; any thread asks."""
-        return sum(result.error is None for result in list(self._results.values()))
+        results = list(self._results.values())
+        return sum(result.error is None and not result.has_no_room for result in results)
 
     # --- on threads that no signal handler breaks off ---
 
@@ -167,7 +173,9 @@ class Ahead:
         try:
             return _Result(self._decoder.begin(delivery.entries, delivery.lease), None)
         except Exception as error:  # the loop raises it when it comes to this batch
-            return _Result(None, error, is_early)
+            if is_early and isinstance(error, OutOfDeviceMemory):
+                return _Result(None, None, has_no_room=True)
+            return _Result(None, error)
 
     def _due(self) -> Delivery | None:
         """Return the next batch to decode that has come, if there is room for it."""
@@ -177,7 +185,7 @@ class Ahead:
             self._results.pop(passed, None)
         for _ in range(self._most):
             result = self._results.get(position)
-            if result is not None and _had_no_room(result):
+            if result is not None and result.has_no_room:
                 if position != self._asked:
                     return None  # nor is there room for those after it
                 result = None
@@ -187,14 +195,6 @@ class Ahead:
                     return delivery
             position = self._share.nth_after(position, 1)
         return None
-
-
-def _had_no_room(result: _Result) -> bool:
-    """Tell whether a batch is to be copied once more when the loop asks for it.
-
-    Then the views of those before are gone, as far as the loop will release them.
-    """
-    return result.is_early and isinstance(result.error, OutOfDeviceMemory)
 
 
 __all__ = ["Ahead"]

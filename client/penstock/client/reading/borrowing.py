@@ -368,7 +368,7 @@ class Borrower:
         Any thread but the loop's calls.
         """
         with self._guard:
-            if self._out.get(lease.loan) is not lease:
+            if self._is_ended or self._out.get(lease.loan) is not lease:
                 return None  # the loan goes back, and the node may write there
             whole = lease.arena.pin(pinner, nbytes)
             if whole is None:

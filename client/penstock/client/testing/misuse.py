@@ -80,7 +80,15 @@ class Misuse(AssertionError):
     def __init__(self, kind: str, first: Site, second: Site, between: Site | None = None) -> None:
         since = "" if between is None else f"\n  after    {between}\n  and before"
         super().__init__(f"{kind}\n  first    {first}{since}\n  second   {second}")
-        self.kind, self.first, self.second = kind, first, second
+        self.kind, self.first, self.second, self._between = kind, first, second, between
+
+    def again(self) -> Misuse:
+        """Return a fresh one, to raise elsewhere later.
+
+        The traceback of one that was raised keeps every frame of its thread, and what these use:
+        the pinned memory of another Loader, where that one's thread has found it.
+        """
+        return Misuse(self.kind, self.first, self.second, self._between)
 
 
 __all__ = ["Misuse", "Site", "site"]

@@ -355,12 +355,13 @@ class Simulator:
         Raises:
             Misuse: Something is left.
         """
-        with self._lock:
+        for _ in range(2):  # an event may be recorded when it is first asked for
             self.drain()
-            self._tell()
-            for _ in range(2):  # an event may be recorded when it is first asked for
-                release_kept()
-                self.drain()
+            with self._lock:
+                self._tell()
+            release_kept()  # which asks other devices, too: they may be asking this one
+        self.drain()
+        with self._lock:
             self._tell()
             where = site("close")
             self._look(where)
@@ -399,8 +400,8 @@ class Simulator:
                     self._progress()
                 self._run_marks()
             except Misuse as misuse:
-                if name in CALLED_BY_OTHERS:
-                    self._untold = misuse
+                if name in CALLED_BY_OTHERS and self._untold is None:
+                    self._untold = misuse.again()
                 raise
             self._last = where
         if self.after is not None:
