@@ -130,6 +130,8 @@ def check_hidden(text: str, what: str) -> None:
         ("https://me:55@host/a", "https://***@host/a"),
         ("http://host:80/a@b http://host:80, c@d", "http://host:80/a@b http://host:80, c@d"),
         ("['http://host:80','c@d']", "['http://host:80','c@d']"),
+        ("/jobs/http:/me:word@host/a", "/jobs/http:/***@host/a"),
+        ("unix:/run/a@b.sock", "unix:/run/a@b.sock"),
         ("https://host/a?word", "https://host/a?***"),
         ("https://host/a?word&v=1, more", "https://host/a?***&v=***, more"),
         ("https://host/a?sig=wo,r;d}e==", "https://host/a?sig=***"),

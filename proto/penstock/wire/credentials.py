@@ -7,11 +7,11 @@ from typing import Any
 
 HIDDEN = "***"
 
-_SCHEME = r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)"
-_URL = re.compile(_SCHEME + r"([^\s'\"<>|\\]*)")
-_PASSWORD = re.compile(_SCHEME + r"[^\s/?#@:'\"]*:(?!\d+(?:[^\w@]|$))[^\s@]{0,1000}@")
+_SCHEME = r"([A-Za-z][A-Za-z0-9+.-]{0,30}:/"
+_URL = re.compile(_SCHEME + r"/)([^\s'\"<>|\\]*)")
+_PASSWORD = re.compile(_SCHEME + r"/?)[^\s/?#@:'\"]*:(?!\d+(?:[^\w@]|$))[^\s@]{0,1000}@")
 """A user and a password as people write them, a `/`, `?` or quote in it: keys of S3 have such. What
-has digits alone after the colon is a port."""
+has digits alone after the colon is a port. Where a URL was taken for a path, one slash is left."""
 _USER = re.compile(r"^[^/?#]*@")
 _VALUE = re.compile(r"(?<=[?&#])([^=&#?]*)=[^&#]*?(?=[,.:;)\]}]{0,3}(?:[&#]|$))")
 _BARE = re.compile(r"(?<=[?&])\w[^=&#?]*(?=[?&#]|$)")
@@ -24,7 +24,7 @@ def without_credentials(text: str) -> str:
     `https://me:word@host/a?sig=x` becomes `https://***@host/a?sig=***`: which value of a query is a
     signature, only its server knows.
     """
-    if "://" not in text:
+    if ":/" not in text:
         return text
     return _URL.sub(_hidden, _PASSWORD.sub(rf"\1{HIDDEN}@", text))
 
