@@ -315,6 +315,36 @@ def test_nothing_that_a_node_says_is_obeyed_by_a_terminal(
         assert len(out.splitlines()) == count
 
 
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("{", "Expecting property name"),
+        ("[" * 100_000, "it is nested too deep"),
+        ("null", "it is of type NoneType"),
+        ('{"uptime_s": Infinity}', "uptime_s is of type float, or not finite"),
+        ('{"workers": [{"busy": 1}]}', "workers[0].busy is of type int"),
+        ('{"jobs": [{}]}', "jobs[0] has no name"),
+        ('{"jobs": [{"name": "a", "lanes": "x"}]}', "jobs[0].lanes is of type str"),
+        ('{"jobs": [{"name": "a", "groups": 5}]}', "jobs[0].groups is of type int"),
+        ('{"jobs": [{"name": "a", "cursors": {"g": []}}]}', "jobs[0].cursors.g is of type list"),
+    ],
+)
+def test_a_status_of_another_shape_is_refused(
+    capsys: pytest.CaptureFixture[str], said: str, why: str
+) -> None:
+    """In one sentence, and not by an error of Python's own."""
+    with ServedNode() as node, Relay(node.address) as relay:
+        reply = feed_pb2.StatusReply(json=said).SerializeToString()
+        relay.rewrite["Feed/Status"] = lambda _: reply
+        for command in (["ping"], ["top", "--once"]):
+            status, out, err = run(capsys, command[0], relay.address, *command[1:])
+
+            assert (status, out) == (1, "")
+            assert f"sent a status that cannot be read ({why}" in err
+            assert err.count("\n") == 1
+            assert err.endswith("[bad_frame]\n")
+
+
 def test_warnings_on_stderr_are_as_harmless(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any, ClassVar
@@ -272,6 +273,34 @@ def test_mistakes_in_archives_are_named(tmp_path: Path) -> None:
     evil = pickle.dumps({"a": 1})
     write_tar(tmp_path / "d.tar", [("a.pkl", evil)], tarfile.PAX_FORMAT)
     assert WebdatasetSource(str(tmp_path / "d.tar")).fetch([0])[0]["pkl"] == evil
+
+
+@pytest.mark.parametrize("form", ["gnu", "pax"])
+def test_a_file_with_holes_in_an_archive_is_refused(tmp_path: Path, form: str) -> None:
+    """Its bytes are not those that stand in the archive: holes are left out of it."""
+    with open(tmp_path / "x.txt", "wb") as file:
+        file.seek(1 << 20)
+        file.write(b"end")
+    (tmp_path / "y.txt").write_text("y")
+    subprocess.run(
+        ["tar", "--sparse", f"--format={form}", "-cf", "a.tar", "x.txt", "y.txt"],
+        cwd=tmp_path,
+        check=True,
+    )
+
+    with pytest.raises(InvalidJob, match=r"a\.tar is not .* \(ReadError: '.*x\.txt' is sparse"):
+        WebdatasetSource(str(tmp_path / "a.tar"))
+
+
+def test_a_size_below_0_in_an_archive_is_refused(tmp_path: Path) -> None:
+    head = bytearray(tarfile.TarInfo("a.txt").tobuf(tarfile.GNU_FORMAT))
+    head[124:136] = b"\xff" * 12
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    (tmp_path / "a.tar").write_bytes(bytes(head) + bytes(2048))
+
+    with pytest.raises(InvalidJob, match=r"ReadError: 'a\.txt' has a size of -1"):
+        WebdatasetSource(str(tmp_path / "a.tar"))
 
 
 class Counting(MemoryFileSystem):  # type: ignore[misc]

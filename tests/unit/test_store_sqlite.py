@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import random
 import shutil
@@ -19,6 +20,7 @@ from penstock.server.core.verdict import Verdict
 from penstock.server.store import SqliteStore, migrations, schema
 from penstock.server.store.base import BeginRequest, JobRecord, Seen, SnapshotRecord
 from penstock.server.store.database import Database
+from penstock.server.store.lock import FileLock
 from penstock.wire.errors import StoreCorrupt, StoreLocked, StoreUnavailable
 from penstock.wire.order import Order
 
@@ -297,6 +299,31 @@ async def test_a_second_opener_is_refused_with_the_holder(tmp_path: Path) -> Non
     await third.close()
 
 
+def test_a_lock_whose_file_is_removed_is_held_by_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who had opened the file before it was removed takes the one that has its name now."""
+    first, second, third = (FileLock(tmp_path / "penstock.db") for _ in range(3))
+    first.acquire()
+    flock = fcntl.flock
+
+    def overtaken(fd: int, how: int) -> None:
+        """Let others in between the opening of the file and its lock."""
+        monkeypatch.setattr(fcntl, "flock", flock)
+        first.release(removes=True)
+        third.acquire()
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+
+    with pytest.raises(StoreLocked):
+        second.acquire()
+    third.release(removes=True)
+    second.acquire()
+    second.release(removes=True)
+    assert os.listdir(tmp_path) == []
+
+
 async def test_a_hard_link_is_no_way_around_the_lock(tmp_path: Path) -> None:
     """A second name has a second lock and a second journal: it is refused, held or not."""
     path, link = tmp_path / "penstock.db", tmp_path / "elsewhere" / "link.db"
@@ -384,7 +411,7 @@ async def test_a_store_that_nobody_used_can_be_discarded(tmp_path: Path) -> None
     first = SqliteStore(tmp_path / "penstock.db")
     await first.open()
     await first.discard()
-    assert os.listdir(tmp_path) == ["penstock.db.lock"]
+    assert os.listdir(tmp_path) == []
 
     made = SqliteStore(tmp_path / "penstock.db")
     await made.open()

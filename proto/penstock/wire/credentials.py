@@ -7,9 +7,15 @@ from typing import Any
 
 HIDDEN = "***"
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)([^\s'\"<>|\\]*)")
+_SCHEME = r"([A-Za-z][A-Za-z0-9+.-]{0,30}:/"
+_URL = re.compile(_SCHEME + r"/)([^\s'\"<>|\\]*)")
+_PASSWORD = re.compile(_SCHEME + r"/?)[^\s/?#@:'\"]*:(?!\d+(?:[^\w@]|$))[^\s@]{0,1000}@")
+"""A user and a password as people write them, a `/`, `?` or quote in it: keys of S3 have such. What
+has digits alone after the colon is a port. Where a URL was taken for a path, one slash is left."""
 _USER = re.compile(r"^[^/?#]*@")
-_VALUE = re.compile(r"(?<=[?&])([^=&#]*)=[^&#,;)\]}]*")
+_VALUE = re.compile(r"(?<=[?&#])([^=&#?]*)=[^&#]*?(?=[,.:;)\]}]{0,3}(?:[&#]|$))")
+_BARE = re.compile(r"(?<=[?&])\w[^=&#?]*(?=[?&#]|$)")
+"""A query without names, which is a signature where it is no glob's `?`, so with web servers."""
 
 
 def without_credentials(text: str) -> str:
@@ -18,7 +24,9 @@ def without_credentials(text: str) -> str:
     `https://me:word@host/a?sig=x` becomes `https://***@host/a?sig=***`: which value of a query is a
     signature, only its server knows.
     """
-    return _URL.sub(_hidden, text) if "://" in text else text
+    if ":/" not in text:
+        return text
+    return _URL.sub(_hidden, _PASSWORD.sub(rf"\1{HIDDEN}@", text))
 
 
 _CONTAINERS = frozenset(("abfs://", "abfss://", "az://", "wasb://", "wasbs://"))
@@ -30,6 +38,8 @@ def _hidden(url: re.Match[str]) -> str:
     rest = url[2]
     if user is not None and (url[1].lower() not in _CONTAINERS or ":" in user[0]):
         rest = f"{HIDDEN}@{rest[user.end() :]}"
+    if url[1].lower() in ("http://", "https://"):
+        rest = _BARE.sub(HIDDEN, rest)
     return url[1] + _VALUE.sub(rf"\1={HIDDEN}", rest)
 
 

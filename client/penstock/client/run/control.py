@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -13,6 +12,7 @@ from google.protobuf.message import Message
 
 from penstock.client.aside import Patience, aside, tell
 from penstock.client.backoff import Backoff
+from penstock.client.run.node_status import parse_status
 from penstock.client.spans import traced
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import (
@@ -231,10 +231,12 @@ class Control:
         """Return what the node is doing now: the JSON object of `Feed.Status`."""
         reply = self.call("Feed/Status", feed_pb2.StatusRequest(), feed_pb2.StatusReply)
         try:
-            status: dict[str, Any] = json.loads(reply.json)
+            return parse_status(reply.json)
         except ValueError as error:
-            raise BadFrame(f"{self._target} sent a status that is not JSON: {error}") from error
-        return status
+            raise BadFrame(
+                f"{self._target} sent a status that cannot be read ({error}): check that both "
+                "sides run the same version"
+            ) from error
 
     def call(self, method: str, request: Message, reply: type[ReplyT]) -> ReplyT:
         """Call one method, again while the node cannot be reached.

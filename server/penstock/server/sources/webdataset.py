@@ -187,7 +187,7 @@ def _members(stream: Any) -> Iterator[Member]:
     """Yield the files in an archive that belong to samples.
 
     Raises:
-        tarfile.TarError: It is not a tar archive, or ends within a file.
+        tarfile.TarError: It is not a tar archive, ends within a file, or has one with holes.
     """
     import tarfile
 
@@ -195,6 +195,10 @@ def _members(stream: Any) -> Iterator[Member]:
         while (found := archive.next()) is not None:
             archive.members = []  # type: ignore[attr-defined]  # it would keep all of them
             match = _NAME.match(found.name)
+            if found.issparse():  # its bytes are not those that stand in the archive
+                raise tarfile.ReadError(f"{found.name!r} is sparse, as `tar --sparse` writes it")
+            if found.size < 0:
+                raise tarfile.ReadError(f"{found.name!r} has a size of {found.size}")
             if found.isreg() and match is not None and not _META.match(found.name):
                 yield Member(
                     match[1],

@@ -233,18 +233,20 @@ class Database:
             raise self._unavailable(str(error)) from error
 
     def _close(self, discards: bool = False) -> None:
+        is_gone = False
         try:
             if self._connection is not None and self._is_in_place():
                 self._connection.close()
                 if discards:  # while the lock is held
                     self.path.unlink()
+                    is_gone = True
             elif self._connection is not None:
                 # Closing would remove the journal that has this name now, maybe another server's.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
         finally:
             self._connection = None
             self._opened = {}
-            self._lock.release()
+            self._lock.release(removes=is_gone)
 
     @property
     def _journal(self) -> Path:

@@ -13,8 +13,9 @@ from penstock.wire.errors import StoreLocked, StoreUnavailable
 class FileLock:
     """Holds `<path>.lock` by `flock`, with the holder's pid in it for people.
 
-    The file stays when the lock is released: removing it would let two processes hold two
-    files of one name.
+    The file stays when the lock is released, unless the store goes as well. Whoever then has the
+    removed file open, and gets its lock, takes that of the file which has the name instead: two
+    processes never hold two files of one name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,6 +30,29 @@ class FileLock:
             StoreLocked: Another holder has it; names its pid if the file has it.
             StoreUnavailable: The lock file cannot be made, or the file system knows no locks.
         """
+        while True:
+            fd = self._locked()
+            if self._is_named(fd):
+                break
+            os.close(fd)
+        self._fd = fd
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+
+    def release(self, removes: bool = False) -> None:
+        """Release the lock; idempotent.
+
+        Args:
+            removes: Remove the file, if it is held: the store has gone, too.
+        """
+        if self._fd >= 0:
+            if removes and self._is_named(self._fd):
+                self._path.unlink()
+            os.close(self._fd)
+            self._fd = -1
+
+    def _locked(self) -> int:
+        """Return the file, which may have been removed before its lock was taken."""
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -55,15 +79,13 @@ class FileLock:
                 path=str(self._guarded),
                 pid=pid,
             ) from error
-        self._fd = fd
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        return fd
 
-    def release(self) -> None:
-        """Release the lock; idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+    def _is_named(self, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), os.stat(self._path))
+        except FileNotFoundError:
+            return False
 
 
 def _read_pid(fd: int) -> int | None:
