@@ -20,6 +20,18 @@ NEWEST_NEEDS := hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-t
 NEWEST_CUPY := cupy-cuda12x cuda-pathfinder
 NEWEST_TESTS := tests/unit/test_client_*.py tests/unit/test_device_calls.py $(filter-out %every_pair.py,$(wildcard tests/resume/test_*.py))
 
+# A venv keeps the Python that it was made with: another one that is asked for is not ignored silently.
+ifeq ($(filter clean help protos,$(MAKECMDGOALS)),)
+ifneq ($(and $(filter-out file,$(origin PYTHON)),$(wildcard $(BIN)/python)),)
+HAS := $(shell $(BIN)/python -V)
+ASKED := $(shell $(PYTHON) -V)
+ifneq ($(HAS),$(ASKED))
+$(error $(VENV) has $(HAS), and PYTHON=$(PYTHON) is $(or $(ASKED),no Python): \
+	run make clean first, or pass another folder, too, such as VENV=.venv-other)
+endif
+endif
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help demo dev dev-all check newest size test test-newest test-all bench dashboards chart image kube
 .PHONY: protos wheel clean debian chromium helm-3 etcd
