@@ -62,8 +62,8 @@ def serve(
     from penstock.server.said import decide
 
     decide(config.server.log_format, config.server.log_level)
-    # Before gRPC is imported, which reads these once, and before workers are started, which would be
-    # started anew in another environment. Else its core has a line of its own, in a form of its
+    # Before gRPC is imported, which reads these once, and before workers are started, which would
+    # be started anew in another environment. gRPC would log a line of its own, in a form of its
     # own, for each handshake that fails: a scan of the port would fill the log.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if config.server.tls is not None:
