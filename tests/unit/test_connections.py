@@ -18,7 +18,7 @@ def files() -> Iterator[tuple[int, int]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.parametrize(("limit", "most"), [(512, 384), (1024, 768), (5000, 3750)])
+@pytest.mark.parametrize(("limit", "most"), [(512, 384), (1024, 768), (2400, 1800)])
 def test_a_share_of_the_files_is_left_to_others(
     files: tuple[int, int], limit: int, most: int
 ) -> None:

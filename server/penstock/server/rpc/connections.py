@@ -1,7 +1,7 @@
 """How many connections a port takes at once, and the descriptors that they need.
 
-gRPC closes what does not finish its handshake after a while, and has no bound for how many there
-are until then: each takes a descriptor and some 20 KB.
+gRPC closes what does not finish its handshake after a while, and has no bound of its own for how
+many there are until then: each takes a descriptor and 10 to 35 KB.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import resource
 
-MAX_CONNECTIONS = 4096
+MAX_CONNECTIONS = 2048
 """Each rank has one, and commands one while they run. As many that do nothing, or stop in the
-middle of a TLS handshake, cost up to 100 MB."""
+middle of a TLS handshake, cost up to 100 MB at once, and twice that if they come again and again:
+malloc keeps what they have freed until a reader leaves."""
 
 FILES_SHARE = 4
 """One part in so many of the files of this process is not for connections: the store, snapshots,
