@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 PROTOS := .venv-protos
+# Of its own: atheris is clang's libFuzzer, which no test needs.
+FUZZ := .venv-fuzz
 # As many as the cores of a small machine; tests that wait leave them to others.
 PROCESSES ?= 2
 # What is left out; `make test-all` leaves out less.
@@ -21,7 +23,7 @@ NEWEST_CUPY := cupy-cuda12x cuda-pathfinder
 NEWEST_TESTS := tests/unit/test_client_*.py tests/unit/test_device_calls.py $(filter-out %every_pair.py,$(wildcard tests/resume/test_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev dev-all check newest test test-newest test-all bench dashboards chart image protos wheel clean debian chromium helm-3
+.PHONY: help demo dev dev-all check newest test test-newest test-all bench fuzz dashboards chart image protos wheel clean debian chromium helm-3
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -53,6 +55,9 @@ test-all: check chromium test test-newest wheel  ## check, wheel, and every test
 bench: $(VENV)/.installed-dev  ## Print the benchmark tables, or one: NAMES=transfer. They decide nothing.
 	$(BIN)/python tests/bench/run.py $(NAMES)
 
+fuzz: $(FUZZ)/.installed  ## Fuzz what reads bytes of others, 60 s each (FUZZ_S), or NAMES=job alone.
+	$(FUZZ)/bin/python tests/fuzz/run.py $(NAMES)
+
 # grpcio-tools 1.78 writes code that runs on every protobuf that we allow; a newer one would evict
 # trainers' pins. It has a venv of its own because it needs an older protobuf than the tests use.
 dashboards: $(VENV)/.installed-dev  ## Write the dashboards of deploy/grafana.
@@ -81,7 +86,7 @@ wheel: $(VENV)/.installed-dev  ## Build the wheel and the sdist into dist/.
 	ls -l dist
 
 clean:  ## Remove what make has made here.
-	rm -rf $(VENV) $(PROTOS) $(NEWEST) .helm .image dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PROTOS) $(NEWEST) $(FUZZ) .fuzz .helm .image dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # --- installs; a stamp makes the next call instant ---
 
@@ -137,6 +142,11 @@ chromium:
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
 		{ $(APT) install -y chromium || { $(APT) update && $(APT) install -y chromium; }; } >/dev/null 2>&1; } || \
 		echo "chromium is missing, so the status page is not opened: install Debian's package chromium"
+
+$(FUZZ)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FUZZ)
+	@$(FUZZ)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	@touch $@
 
 $(PROTOS)/.installed:
 	$(PYTHON) -m venv $(PROTOS)
