@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 PROTOS := .venv-protos
+# Of its own: atheris is clang's libFuzzer, which no test needs.
+FUZZ := .venv-fuzz
 # As many as the cores of a small machine; tests that wait leave them to others.
 PROCESSES ?= 2
 # What is left out; `make test-all` leaves out less.
@@ -33,7 +35,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev dev-all check newest size test test-newest test-all bench dashboards chart image kube
+.PHONY: help demo dev dev-all check newest size test test-newest test-all bench fuzz dashboards chart image kube
 .PHONY: protos wheel clean debian chromium helm-3 etcd
 
 help:  ## Show this list.
@@ -68,6 +70,9 @@ size: $(VENV)/.installed-dev  ## Print how large the code is (SIZE=--names: and 
 
 bench: $(VENV)/.installed-dev  ## Print the benchmark tables, or one: NAMES=transfer. They decide nothing.
 	$(BIN)/python tests/bench/run.py $(NAMES)
+
+fuzz: $(FUZZ)/.installed  ## Fuzz what reads bytes of others, 60 s each (FUZZ_S), or NAMES=job alone.
+	$(FUZZ)/bin/python tests/fuzz/run.py $(NAMES)
 
 # grpcio-tools 1.78 writes code that runs on every protobuf that we allow; a newer one would evict
 # trainers' pins. It has a venv of its own because it needs an older protobuf than the tests use.
@@ -104,7 +109,7 @@ wheel: $(VENV)/.installed-dev  ## Build the wheel and the sdist into dist/.
 	ls -l dist
 
 clean:  ## Remove what make has made here.
-	rm -rf $(VENV) $(PROTOS) $(NEWEST) .helm .image .kube dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PROTOS) $(NEWEST) $(FUZZ) .fuzz .helm .image .kube dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # --- installs; a stamp makes the next call instant ---
 
@@ -172,6 +177,11 @@ chromium:
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
 		{ $(APT) install -y chromium || { $(APT) update && $(APT) install -y chromium; }; } >/dev/null 2>&1; } || \
 		echo "chromium is missing, so the status page is not opened: install Debian's package chromium"
+
+$(FUZZ)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FUZZ)
+	@$(FUZZ)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	@touch $@
 
 $(PROTOS)/.installed:
 	$(PYTHON) -m venv $(PROTOS)

@@ -179,6 +179,25 @@ def test_a_client_with_tls_is_told_of_a_node_without(place: Place) -> None:
     assert "does not speak TLS, and this client does: leave tls=" in error.message
 
 
+def test_a_node_that_hangs_up_without_a_word_is_away_and_no_mistake(place: Place) -> None:
+    """It is ending, or has no room for a connection: a client that is new tries again."""
+    with socket.create_server(("127.0.0.1", 0)) as port, ThreadPoolExecutor(1) as pool:
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = port.accept()
+                    with connection:
+                        connection.recv(1 << 16)  # a ClientHello, so that this is no reset
+
+        hanging = pool.submit(hang_up)
+        error = ask(f"127.0.0.1:{port.getsockname()[1]}", Tls(ca=place.ca.path))
+        port.shutdown(socket.SHUT_RDWR)
+        hanging.result(60)
+
+    assert type(error) is Unreachable
+
+
 def test_a_mistake_in_tls_is_told_at_once(place: Place, node: Server) -> None:
     """Nobody waits for `deadline_s`: a command and a Loader end within seconds."""
     began = time.monotonic()

@@ -11,7 +11,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.server.rpc import story
-from penstock.server.rpc.story import JOINED, LEFT, LINES, MAX_PLACES, Story, ranges
+from penstock.server.rpc.story import (
+    BEGAN,
+    JOINED,
+    LEFT,
+    LINES,
+    MAX_LINES,
+    MAX_PLACES,
+    Story,
+    ranges,
+)
 
 
 class Clock:
@@ -95,6 +104,22 @@ def test_one_group_does_not_hide_another() -> None:
     assert [line for line in lines if line["group"] == "late" and line["rank"] == 0]
     assert len(lines) < 2 * LINES + MAX_PLACES + 10
     assert sum(line.get("count", 1) for line in lines) == 100 + 2 + 10 * MAX_PLACES
+
+
+def test_groups_that_somebody_invents_do_not_fill_the_log() -> None:
+    """Whoever may call names a new one each time, for an hour; nobody is lost."""
+
+    def flood(tale: Story, clock: Clock) -> None:
+        for number in range(36_000):
+            clock.run_to(number / 10)
+            tale.tell(BEGAN, job=f"j{number}", group=f"g{number}", rank=0)
+            tale.tell(JOINED, job="code", group=f"g{number}", rank=0)
+        clock.run_to(4000.0)
+
+    lines = told(flood)
+
+    assert len(lines) < 2 * 360 * (MAX_LINES + 1)
+    assert sum(line.get("count", 1) for line in lines) == 2 * 36_000
 
 
 def test_what_was_only_counted_is_told_at_the_end() -> None:

@@ -12,6 +12,11 @@ MAX_SHOWN = 60
 """Characters of a name that are shown: a damaged file may have a name of megabytes."""
 
 
+MAX_TYPED = 1000
+"""Characters of a word that anybody may have meant to type: what is longer is near to nothing, and
+is compared with nothing, as a megabyte would take a fifth of a second."""
+
+
 def nearest(
     word: str,
     known: Iterable[str],
@@ -29,6 +34,8 @@ def nearest(
         likeness: From 0 to 1: names that are less alike are left out.
         folds_case: Case does not count; it does for the names of Python.
     """
+    if len(word) > MAX_TYPED:
+        return []
     names = sorted(set(known))
     if not folds_case:
         return difflib.get_close_matches(word, names, n=count, cutoff=likeness)

@@ -293,7 +293,10 @@ def _caller(settings: TokenSettings, at: Location) -> Caller:
             raise at.at("expires").error(
                 f"{at.key}.expires is {settings.expires!r}: give {_KEYS['expires']}"
             ) from None
-        ends += timedelta(days=1)
+        try:
+            ends += timedelta(days=1)
+        except OverflowError:
+            ends = None  # after the last day that there is
     return Caller(
         name=settings.name,
         shown=settings.sha256 or str(settings.certificate),

@@ -21,6 +21,7 @@ from penstock.server.jobs.settings import ServerSettings
 from penstock.server.metrics import Metrics
 from penstock.server.node.early import Early
 from penstock.server.node.node import Node
+from penstock.server.rpc.connections import raise_files
 from penstock.server.rpc.opening import VERSION
 from penstock.server.rpc.service import Service
 from penstock.server.store import open_store
@@ -47,6 +48,7 @@ def run(config: Config, *, exit_when_unused: str | None = None, early: Early | N
         PenstockError: What keeps it from starting, in one sentence.
     """
     keep_memory()
+    raise_files()
     with contextlib.suppress(ImportError):
         import uvloop
 

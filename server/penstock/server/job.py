@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.server.core.canonical import canonical
+from penstock.server.core.shown import shown
 from penstock.server.planned.log import in_words
 from penstock.server.planned.plan import Plan
 from penstock.server.role_set import DEFAULT_LANES, RoleSet, joint_layout
@@ -92,7 +93,7 @@ def find_job(jobs: Mapping[str, OfJobT], name: str) -> OfJobT:
     """
     if name not in jobs:
         raise UnknownJob(
-            f"there is no job {name!r}: {hint(name, jobs)}", job=name, jobs=sorted(jobs)
+            f"there is no job {shown(name)}: {hint(name, jobs)}", job=name, jobs=sorted(jobs)
         )
     return jobs[name]
 

@@ -70,8 +70,11 @@ def _of_tls(target: str, host: str, port: int, tls: Tls) -> str | None:
         answered = _handshake(context, host, port, name).answered
     except ssl.SSLCertVerificationError as error:
         return _not_verified(target, host, port, tls, name, error)
-    except (ssl.SSLError, ConnectionResetError) as error:
-        reason = getattr(error, "reason", "") or ""
+    except ssl.SSLEOFError:
+        # It hung up without a word: a node that is ending, or that has no room for a connection.
+        return None
+    except ssl.SSLError as error:
+        reason = error.reason or ""
         if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
             return (
                 f"{target} does not speak TLS, and this client does: leave tls= and PENSTOCK_TLS_* "

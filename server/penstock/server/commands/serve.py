@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -61,9 +62,11 @@ def serve(
     from penstock.server.said import decide
 
     decide(config.server.log_format, config.server.log_level)
+    # Before gRPC is imported, which reads these once, and before workers are started, which would
+    # be started anew in another environment. gRPC would log a line of its own, in a form of its
+    # own, for each handshake that fails: a scan of the port would fill the log.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if config.server.tls is not None:
-        # Before gRPC is imported, which reads them once, and before workers are started, which
-        # would be started anew in another environment.
         from penstock.server.tls import choose_ciphers
 
         choose_ciphers(config.server.tls)

@@ -296,7 +296,10 @@ def decode_block(data: bytes) -> Block:
     at += positions * count_width
     codes = np.frombuffer(data, np.uint8, none, at)
     at += none
-    reasons = json.loads(data[at : at + named]) if named else []
+    try:
+        reasons = json.loads(data[at : at + named]) if named else []
+    except RecursionError as error:
+        raise ValueError("the reasons of a block are nested too deep") from error
     if not isinstance(reasons, list) or not all(isinstance(reason, str) for reason in reasons):
         raise ValueError("the reasons of a block are not a list of texts")
     if none and int(codes.max()) >= len(reasons):

@@ -376,7 +376,7 @@ class IndexedSizes:
         expected = min(self.block_items, self.items - number * self.block_items)
         try:
             block = decode_block(data)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise _damaged(self._place.url, f"{which}: {error_line(error)}") from error
         if (block.positions, block.samples) != (expected, self._samples[number]):
             raise _damaged(self._place.url, f"{which} has {block.positions} positions")

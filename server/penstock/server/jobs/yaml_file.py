@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from penstock.server.core.shown import shown
 from penstock.server.jobs.location import KeyPath, Location
 from penstock.wire.errors import InvalidJob
 
@@ -34,7 +35,7 @@ class _TooDeep(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with the scalars of YAML 1.2's core schema, and a bound on nesting."""
+    """SafeLoader with the values of YAML 1.2's core schema, and a bound on nesting."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
     _depth = 0
@@ -45,10 +46,20 @@ class _Loader(yaml.SafeLoader):
             raise _TooDeep(self.get_mark())
         self._depth += 1
         try:
-            return super().compose_node(parent, index)
+            node = super().compose_node(parent, index)
         finally:
             self._depth -= 1
+        if node is not None:
+            _check_tag(node)
+        return node
 
+
+_PREFIX = "tag:yaml.org,2002:"
+
+_SCALARS: dict[str, re.Pattern[str]] = {}
+"""Patterns of plain values by their tag: a tag that is written out goes by the same."""
+
+_OTHERS = {_PREFIX + name for name in ("str", "seq", "map")}
 
 for _tag, _pattern, _first in (
     ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
@@ -62,7 +73,29 @@ for _tag, _pattern, _first in (
     ),
     ("merge", r"^<<$", "<"),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
+    _SCALARS[_PREFIX + _tag] = re.compile(_pattern)
+    _Loader.add_implicit_resolver(_PREFIX + _tag, _SCALARS[_PREFIX + _tag], list(_first))
+
+
+def _check_tag(node: yaml.Node) -> None:
+    """Refuse `!!int x`, of which PyYAML makes a traceback, and dates, sets and bytes.
+
+    Raises:
+        yaml.MarkedYAMLError: The tag is not that of a value of JSON, or the value is another.
+    """
+    pattern = _SCALARS.get(node.tag)
+    if pattern is None and node.tag in _OTHERS:
+        return
+    name = node.tag.replace(_PREFIX, "!!", 1)
+    if pattern is None:
+        problem = f"the tag {shown(name)} is not that of a value of JSON"
+    elif not isinstance(node, yaml.ScalarNode) or not pattern.match(node.value):
+        problem = f"a value has the tag {name} and is none"
+    else:
+        return
+    raise yaml.MarkedYAMLError(
+        problem=f"{problem}: write the value without it", problem_mark=node.start_mark
+    )
 
 
 def read(path: Path, shown: str) -> tuple[Any, Location]:
@@ -123,7 +156,12 @@ def parse(text: str, location: Location) -> tuple[Any, Location]:
         line = text.count("\n", 0, error.position) + 1
         raise _at(location, line).error(_foreign(text[error.position])) from None
     try:
-        node = loader.get_single_node()
+        try:
+            node = loader.get_single_node()
+        except (ValueError, OverflowError):  # PyYAML's chr()
+            raise _at(location, loader.line + 1).error(
+                "this is not YAML: an escape \\U is beyond the characters of Unicode"
+            ) from None
         if node is None:
             return None, location
         _refuse_bombs(node, location)

@@ -27,6 +27,7 @@ from penstock.server.node.node import Node
 from penstock.server.rpc.address import check_free, in_use
 from penstock.server.rpc.call import Call, HungUp
 from penstock.server.rpc.caller import CALLER
+from penstock.server.rpc.connections import most_connections
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.ending import ending
 from penstock.server.rpc.gate import Gate
@@ -135,7 +136,8 @@ class Service:
             PortInUse: Another process listens there, or this machine does not have the address.
         """
         gates = [] if self._access is None else [Gate(self._access, self.metrics)]
-        server = grpc.aio.server(interceptors=gates, options=OPTIONS)
+        bound = ("grpc.max_allowed_incoming_connections", most_connections())
+        server = grpc.aio.server(interceptors=gates, options=[*OPTIONS, bound])
         server.add_generic_rpc_handlers((self._feed_handlers(), self._cursor_handlers()))
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         if self._reflects:

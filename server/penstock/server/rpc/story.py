@@ -20,6 +20,10 @@ MAX_WINDOW_S = 300.0
 """Further events are summed up in a message after 10, 20, 40, ... seconds, and then at this
 interval: a reader that reconnects all day costs a message in five minutes."""
 
+MAX_LINES = 64
+"""This many events of a kind are logged one by one within `WINDOW_S`, whatever groups they are
+about: who may call may invent the names of groups."""
+
 MAX_PLACES = 256
 """Groups that are counted each on its own; further ones share their messages."""
 
@@ -88,6 +92,7 @@ class Story:
     ) -> None:
         self._clock, self._later = clock, later
         self._windows: dict[_Key, _Window] = {}
+        self._single: dict[Event, tuple[float, int]] = {}  # until when, and how many since
 
     def tell(
         self, event: Event, *, job: str, group: str, level: str = "info", **fields: Any
@@ -103,13 +108,18 @@ class Story:
         """
         now = self._clock()
         key = self._key(event, job, group, now)
-        window = self._windows.get(key)
-        if window is None or (window.ends_s <= now and not window.count):
-            window = self._windows[key] = _Window(now + WINDOW_S)
-        if window.told < LINES:
+        window = self._window(key, now)
+        if (window is None or window.told < LINES) and self._may_be_single(event, now):
+            if window is None:
+                window = self._windows[key] = _Window(now + WINDOW_S)
             window.told += 1
             _write(level, event.single, {"job": job, "group": group, **fields})
             return
+        if window is None:
+            key = event, "", ""
+            window = self._window(key, now)
+            if window is None:
+                window = self._windows[key] = _Window(now + WINDOW_S, told=LINES)
         if not window.count and window.length_s == WINDOW_S:
             self._at_the_end(key, window, window.ends_s - now)
         window.count += 1
@@ -124,6 +134,19 @@ class Story:
         for key, window in self._windows.items():
             self._sum_up(key[0], window)
         self._windows.clear()
+
+    def _window(self, key: _Key, now: float) -> _Window | None:
+        """Return what is counted at a place; None = nothing, and it was quiet for a while."""
+        window = self._windows.get(key)
+        return None if window is None or (window.ends_s <= now and not window.count) else window
+
+    def _may_be_single(self, event: Event, now: float) -> bool:
+        """Tell whether one more event of a kind gets a message of its own, and count it."""
+        ends_s, count = self._single.get(event, (now, 0))
+        if ends_s <= now:
+            ends_s, count = now + WINDOW_S, 0
+        self._single[event] = ends_s, count + 1
+        return count < MAX_LINES
 
     def _key(self, event: Event, job: str, group: str, now: float) -> _Key:
         key = event, job, group

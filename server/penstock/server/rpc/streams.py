@@ -29,12 +29,16 @@ from penstock.server.store.base import (
     Moved,
     Store,
 )
+from penstock.server.store.rules.checks import printable
 from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES, tracing
-from penstock.wire.errors import PenstockError, StaleGeneration, UnknownGroup
+from penstock.wire.errors import PenstockError, StaleGeneration, UnknownGroup, clean_text
 from penstock.wire.malloc import release_memory
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
 logger = structlog.get_logger("penstock.rpc")
+
+MAX_ERROR_CHARS = 1000
+"""Of a sentence in the log: it may quote what a request said."""
 
 _BESIDE_BYTES = 4096
 """More than a message holds beside a header and a chunk: tags, lengths, lane and offset."""
@@ -311,12 +315,12 @@ class Streams(Listener):
         self.story.tell(
             story.TURNED_AWAY,
             level="warning",
-            job=request.job,
-            group=request.group,
+            job=printable(request.job),  # any caller's, of any length: nothing has checked them
+            group=printable(request.group),
             rank=request.rank,
-            by=request.owner,
+            by=printable(request.owner),
             code=error.code,
-            error=error.message,
+            error=clean_text(error.message, MAX_ERROR_CHARS),
         )
 
     def by_caller(self) -> dict[str, tuple[int, int]]:
