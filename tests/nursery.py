@@ -123,7 +123,8 @@ def install(ask: Callable[[bytes, Sequence[int]], int]) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY)
         output = how.get("stdout")
         first = [nothing if stdin == subprocess.DEVNULL else stdin.fileno()]
-        first += [1 if output is None else output, 2]
+        errors = how.get("stderr")
+        first += [1 if output is None else output, 2 if errors is None else errors]
         request = {
             "command": command[3:],
             "environment": dict(how["env"]),

@@ -342,6 +342,8 @@ def test_a_terminal_is_asked_before_a_group_is_deleted(
 
 ROLES = """
 import logging
+import os
+import subprocess
 import sys
 import warnings
 
@@ -352,6 +354,8 @@ def rows(raw):
         print("printed by a role", file=sys.stderr)
         sys.stderr.write("half of ")
         sys.stderr.write("a line\\n")
+        os.write(2, b"of native code \\xff\\x1b[0m\\nwithout an ")
+        subprocess.run(["sh", "-c", "echo end >&2; printf 'of a program' >&2"], check=True)
         logging.getLogger("role").warning("logged by a %s", "role")
         warnings.warn("warned by a role", stacklevel=1)
         raise ValueError("no such number:\\nseven")
@@ -392,6 +396,8 @@ def test_every_line_of_a_json_log_is_an_event(tmp_path: Path, fresh: bool) -> No
             name: server.events(name, 1)[0]
             for name in ("printed by a role", "half of a line", "logged by a role")
         }
+        for line in (r"of native code \xff\x1b[0m", "without an end", "of a program"):
+            server.events(line, 1, logger="stderr")
         eventually(
             lambda: any("warned by a role" in line for line in server.lines),
             DEADLINE_S,

@@ -8,10 +8,12 @@ warnings and hooks are the user's.
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import io
 import json
 import logging
+import os
 import sys
 import threading
 from typing import Any, BinaryIO, TextIO
@@ -20,6 +22,15 @@ VARIABLE = "PENSTOCKD_LOG"
 """Tells a process of penstockd how its parent logs; taken out of the environment at its start."""
 
 CONSOLE, JSON = "console", "json"
+
+EVENT = '{"'
+"""How each event begins."""
+
+MAX_LINE_BYTES = 1 << 20
+"""Of a child's line; a longer one is several."""
+
+END_S = 1.0
+"""How long the end of this process waits for the last words of its children."""
 
 told: list[str] = []
 """Format and level of this process's log, once it was told."""
@@ -69,6 +80,53 @@ def say_all(log_format: str, level: str) -> None:
 def for_children() -> dict[str, str]:
     """Return the variables by which a child follows this process; empty = it was told nothing."""
     return {VARIABLE: " ".join(told)} if told else {}
+
+
+class _Heard:
+    """What children write to standard error: each line becomes one of the log.
+
+    Their own logs write events there, which are passed on. Whatever else stands there is of native
+    code and of programs that roles start, which know nothing of a log; it may lack its end, so that
+    an event comes after it on the same line.
+
+    Attributes:
+        fd: The standard error of children.
+    """
+
+    def __init__(self) -> None:
+        read, self.fd = os.pipe()
+        self._lines = os.fdopen(read, "rb")
+        self._thread = threading.Thread(target=self._hear, daemon=True)
+        self._thread.start()
+        atexit.register(self._end)
+
+    def _hear(self) -> None:
+        while line := self._lines.readline(MAX_LINE_BYTES):
+            text = line.decode("utf-8", "backslashreplace").rstrip("\r\n")
+            at = _event_in(text)
+            raw, event = text[:at], text[at:]
+            if raw.strip():
+                _log_raw(raw)
+            if event:
+                _pass_on(event)
+
+    def _end(self) -> None:
+        os.close(self.fd)  # children have ended, or are about to
+        self._thread.join(END_S)
+
+
+def stderr_of_children() -> int | None:
+    """Return the descriptor for the standard error of a child; None = that of this process.
+
+    With a log of JSON it is a pipe, read here: what a child's native code writes, its last words
+    too, are events then. This process's own native code goes on writing where it likes: to wait
+    for itself could hold it up for ever.
+    """
+    if told[:1] != [JSON]:
+        return None
+    if not _heard:
+        _heard.append(_Heard())
+    return _heard[0].fd
 
 
 def raw_line(text: str) -> bytes:
@@ -142,6 +200,40 @@ class Printed(io.TextIOBase):
             self._here.is_busy = False
 
 
+_heard: list[_Heard] = []
+"""One for all children, from the first on."""
+
+
+def _event_in(text: str) -> int:
+    """Return where an event begins, which goes on to the end of a line; its length = nowhere."""
+    at = text.find(EVENT)
+    while at >= 0:
+        try:
+            json.loads(text[at:])
+            return at
+        except (ValueError, RecursionError):
+            at = text.find(EVENT, at + 1)
+    return len(text)
+
+
+def _log_raw(line: str) -> None:
+    if logging.getLogger().handlers:
+        logging.getLogger("stderr").warning("%s", line)
+    else:  # of a worker that was started before the log is set up
+        os.write(2, raw_line(line))
+
+
+def _pass_on(event: str) -> None:
+    """Write a line between those of this process."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.lock is not None:
+            with handler.lock:
+                handler.stream.write(f"{event}\n")
+                handler.flush()
+            return
+    os.write(2, f"{event}\n".encode("utf-8", "backslashreplace"))
+
+
 def _ended_by(kind: type[BaseException], error: BaseException | None, trace: Any) -> None:
     """Log an error that nothing has caught."""
     if issubclass(kind, SystemExit | KeyboardInterrupt) or error is None:
@@ -158,5 +250,6 @@ __all__ = [
     "log_stream",
     "raw_line",
     "say_all",
+    "stderr_of_children",
     "told",
 ]

@@ -20,7 +20,7 @@ from penstock.server.environment import worker_environment
 from penstock.server.followed_log import follow
 from penstock.server.node.memory import sealed_memory
 from penstock.server.node.page import PAGE_BYTES, Page
-from penstock.server.said import for_children
+from penstock.server.said import for_children, stderr_of_children
 from penstock.server.sources.catalog import cache_variable
 
 
@@ -70,6 +70,7 @@ def start(
                 pass_fds=[fd for fd in fds if fd >= 0],
                 stdin=stdin,
                 stdout=stdout,
+                stderr=stderr_of_children(),
             )
         return Process(process, Page(page_fd), ours)
     except BaseException:
