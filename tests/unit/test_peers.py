@@ -71,6 +71,8 @@ def work(run: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()
+    # Python 3.12 counts bytecodes only where some frame asks for it before `settrace` is called.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         run()
@@ -138,7 +140,7 @@ def test_room_costs_the_same_however_much_is_wanted(hosts: int) -> None:
         costs.append(work(give_out))
         assert crowd.ready_bytes < 30 * SIZE, "nothing gave way"
 
-    assert costs[1] < 1.2 * costs[0], costs
+    assert 0 < costs[1] < 1.2 * costs[0], costs
 
 
 def test_what_gives_way_is_the_farthest_of_all_that_is_ready() -> None:

@@ -60,10 +60,7 @@ def _of_tls(target: str, host: str, port: int, tls: Tls) -> str | None:
     held = Files(tls.paths).read()
     if isinstance(held, Problem):
         return f"{held.name} {tls.paths[held.name]}: {held.sentence}"
-    context = ssl.create_default_context(cafile=None if tls.ca == SYSTEM else tls.ca)
-    # Python 3.13 is stricter than gRPC by default.
-    context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
-    context.set_alpn_protocols(["h2"])
+    context = _verified(tls)
     if tls.cert is not None:
         context.load_cert_chain(tls.cert, tls.key)
     try:
@@ -105,7 +102,7 @@ def _not_verified(
     if code in (_WRONG_NAME, _WRONG_ADDRESS):
         names = ""
         with contextlib.suppress(OSError):
-            nameless = ssl.create_default_context(cafile=None if tls.ca == SYSTEM else tls.ca)
+            nameless = _verified(tls)
             nameless.check_hostname = False
             names = _names(_handshake(nameless, host, port, name).fields)
         said = f"is for {names}, and not for {name}" if names else f"is not for {name}"
@@ -172,6 +169,15 @@ def _handshake(context: ssl.SSLContext, host: str, port: int, name: str) -> _Ans
         context.wrap_socket(plain, server_hostname=name) as connection,
     ):
         return _Answer(connection)
+
+
+def _verified(tls: Tls) -> ssl.SSLContext:
+    """Return a context that takes the certificates that gRPC takes."""
+    context = ssl.create_default_context(cafile=None if tls.ca == SYSTEM else tls.ca)
+    # Python 3.13 is stricter than gRPC by default.
+    context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
+    context.set_alpn_protocols(["h2"])
+    return context
 
 
 def _unverified() -> ssl.SSLContext:
