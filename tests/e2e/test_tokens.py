@@ -671,3 +671,11 @@ def test_a_day_is_whole(tmp_path: Path) -> None:
         )
         with contextlib.nullcontext() if valid else pytest.raises(Unauthenticated):
             Access(path, ["code"]).of_token("t")
+
+
+def test_the_last_day_that_there_is_never_ends(tmp_path: Path) -> None:
+    """People write it where they mean for ever; no day follows it."""
+    path = tmp_path / "tokens.yaml"
+    path.write_text(f"tokens: [{{{ENTRY.replace('a' * 64, hash_of('t'))}, expires: '9999-12-31'}}]")
+
+    assert Access(path, ["code"]).of_token("t").name == "a"

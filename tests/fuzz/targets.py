@@ -295,14 +295,14 @@ def _pem(data: bytes) -> None:
     certificate, key = _pair()
     found = _file("found.pem", data)
     found.chmod(0o600)
-    refused = None
+    refused: list[PenstockError] = []
     for cert, private in ((found, key), (certificate, found)):
         try:
             NodeTls(TlsSettings(cert=str(cert), key=str(private)), _folder())
         except PenstockError as error:
-            refused = error
-    if refused is not None:
-        raise refused
+            refused.append(error)
+    if len(refused) == 2:  # it is neither
+        raise refused[0]
 
 
 @functools.cache
