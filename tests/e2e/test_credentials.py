@@ -5,6 +5,7 @@ A web server stands for the storage of a job whose URL has a user, a password an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import threading
@@ -225,7 +226,7 @@ def test_a_node_tells_and_keeps_no_credentials(storage: str, tmp_path: Path) -> 
         with urllib.request.urlopen(f"http://{ready['metrics']}/metrics", timeout=60) as answer:
             check_hidden(answer.read().decode(), "/metrics")
     check_hidden("".join(server.lines), "its output")
-    with sqlite3.connect(tmp_path / "store.db") as store:
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as store:
         check_hidden("\n".join(store.iterdump()), "its store")
     for path in tmp_path.rglob("*"):
         if path.is_file() and path != file:
