@@ -65,6 +65,7 @@ NAMES = (
     "sizing",
     "many_lanes",
     "flood",
+    "half_open",
     "index",
     "sources",
 )
