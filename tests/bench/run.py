@@ -66,6 +66,7 @@ NAMES = (
     "many_lanes",
     "flood",
     "status_page",
+    "half_open",
     "index",
     "sources",
 )

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from certificates import DAY, Authority, Pair
 from harness import Server, call_command, serving, write_job_file
@@ -29,7 +30,7 @@ from penstock.server.app import check_exposed
 from penstock.server.jobs.load import load
 from penstock.server.jobs.settings import TlsSettings
 from penstock.server.tls import NodeTls
-from penstock.wire.certificates import validity
+from penstock.wire.certificates import MAX_FILE_BYTES, validity
 from penstock.wire.errors import InvalidJob, InvalidRequest, TlsFailed, Unreachable
 
 JOBS: dict[str, Any] = {
@@ -210,6 +211,15 @@ def test_a_mistake_in_tls_is_told_at_once(place: Place, node: Server) -> None:
     assert time.monotonic() - began < 30
 
 
+def locked(key: str) -> bytes:
+    """Return a key with a password, as many tools write one unless they are told not to."""
+    return serialization.load_pem_private_key(Path(key).read_bytes(), None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"word"),
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -220,7 +230,10 @@ def test_a_mistake_in_tls_is_told_at_once(place: Place, node: Server) -> None:
         ({"key": "open.key"}, r"server\.tls\.key: .*: every user .* may read it: chmod o-rwx"),
         ({"cert": "past.crt", "key": "past.key"}, r"server\.tls\.cert: .* has expired: it was"),
         ({"cert": "next.crt", "key": "next.key"}, r"server\.tls\.cert: .* is not valid yet: it"),
+        ({"key": "locked.key"}, r"server\.tls\.key: .*locked\.key: it has a password: give a key"),
+        ({"cert": "large"}, r"server\.tls\.cert: .*large: it has more than 1 MiB"),
         ({"client_ca": "junk"}, r"server\.tls\.client_ca: .*: it holds no certificate"),
+        ({"client_ca": "past.crt"}, r"server\.tls\.client_ca: .*its certificate has expired: it"),
     ],
 )
 def test_a_certificate_that_cannot_be_used_is_refused_at_the_start(
@@ -233,6 +246,8 @@ def test_a_certificate_that_cannot_be_used_is_refused_at_the_start(
     ca.sign("past", begins=-9 * DAY, ends=-DAY)
     ca.sign("next", begins=DAY)
     (place.folder / "junk").write_bytes(b"-----BEGIN CERTIFICATE-----\njunk\n")
+    (place.folder / "large").write_bytes(Path(good.cert).read_bytes() + b"\n" * MAX_FILE_BYTES)
+    (place.folder / "locked.key").write_bytes(locked(good.key))
     changed = {name: str(place.folder / file) for name, file in change.items()}
     if change.get("key") == "open.key":
         changed["cert"] = readable.cert

@@ -625,6 +625,11 @@ def test_strange_metadata_is_answered_and_costs_nothing(node: Server, record_pro
             call(draw.randbytes(9), timeout=30, metadata=(("authorization", value.strip()),))
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED, value
     good = Shown(node, "boss").metadata
+    for kind in ("Basic", "Token", "", "Bearer:"):  # a good token, and not as one is shown
+        with pytest.raises(grpc.RpcError, match="is not `Bearer TOKEN`: pass token="):
+            call(
+                b"", timeout=30, metadata=(("authorization", f"{kind} {token_of('boss')}".strip()),)
+            )
     assert call(b"", timeout=30, metadata=(*good, ("x-more-bin", b"\x00\xff")))
     with pytest.raises(grpc.RpcError) as caught:  # the first one counts
         call(b"", timeout=30, metadata=(("authorization", "Bearer x"), *good))
