@@ -47,7 +47,7 @@ def batch_digest(header: feed_pb2.BatchHeader, body: Any) -> str:
         body: The whole body, or what was sent in its place: a contiguous buffer.
     """
     sha = hashlib.sha256()
-    octets = memoryview(completed(header, body))  # type: ignore[arg-type]  # or an ndarray
+    octets = memoryview(completed(header, body))  # type: ignore[arg-type,unused-ignore]  # or an ndarray
     octets = octets.cast("B") if octets.nbytes else memoryview(b"")
     sha.update(_text(FORMAT))
     sha.update(_NUMBER(len(header.values)))

@@ -114,7 +114,7 @@ def check_crc(header: feed_pb2.BatchHeader, body: Buffer, got: int | None = None
         BadFrame: It has another length than the header says.
         ChecksumMismatch: Its crc32c differs. Fields `position`, `expected`, `got`.
     """
-    nbytes = memoryview(body).nbytes  # type: ignore[arg-type]  # an ndarray is a buffer, too
+    nbytes = memoryview(body).nbytes  # type: ignore[arg-type,unused-ignore]  # an ndarray is one, too
     if nbytes != sent_bytes(header):
         refuse(f"a body of {sent_bytes(header)} bytes was announced, and {nbytes} are there")
     got = crc32c(body) if got is None else got

@@ -159,7 +159,7 @@ def parse_replies(message: Buffer) -> list[Reply]:
         BadFrame: As `parse_reply`; or a bundle carries something else, or another bundle.
         ChecksumMismatch: As `parse_reply`.
     """
-    view = memoryview(message)  # type: ignore[arg-type]  # an ndarray is a buffer, too
+    view = memoryview(message)  # type: ignore[arg-type,unused-ignore]  # an ndarray is one, too
     # One look at the first tag: a bundle of ours starts with `more`, and nothing else does.
     if view[:2] != _MORE_TAG:  # equal by content
         return [parse_reply(view)]
@@ -184,7 +184,7 @@ def parse_reply(message: Buffer) -> Reply:
         BadFrame: It is not such a message, says nothing that is known, or says two things at once.
         ChecksumMismatch: It holds a header that is not the one that was sent.
     """
-    view = memoryview(message)  # type: ignore[arg-type]  # an ndarray is a buffer, too
+    view = memoryview(message)  # type: ignore[arg-type,unused-ignore]  # an ndarray is one, too
     parts: dict[int, list[memoryview]] = {}
     chunk: ChunkView | None = None
     at, end = 0, len(view)
