@@ -43,6 +43,7 @@ LEFT = Event("reader left", "readers left")
 BEGAN = Event("generation began", "generations began")
 MOVED = Event("cursor moved", "cursors moved")
 NAMED = Event("checkpoint named", "checkpoints named")
+DELETED = Event("group deleted", "groups deleted")
 FENCED = Event("readers fenced", "readers fenced several times")
 REFUSED = Event("an attempt was refused: a newer one has taken over", "attempts were refused")
 TURNED_AWAY = Event("a run was refused", "runs were refused")
@@ -208,6 +209,7 @@ def _write(level: str, event: str, fields: dict[str, Any]) -> None:
 
 __all__ = [
     "BEGAN",
+    "DELETED",
     "FENCED",
     "JOINED",
     "LEFT",

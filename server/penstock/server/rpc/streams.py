@@ -407,8 +407,8 @@ class Streams(Listener):
                 generation=stream.request.generation,
             )
             stream.wake.set()
-        logger.info(
-            "group deleted",
+        self.story.tell(
+            story.DELETED,
             job=record.job,
             group=record.name,
             generation=record.generation,
