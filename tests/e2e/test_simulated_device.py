@@ -38,6 +38,27 @@ with Loader(sys.argv[1], "job", group="run", rank=0, world_size=1, device=device
 """
 
 
+def test_torch_is_imported_before_the_first_copy_is_waited_for() -> None:
+    """On a disk that is not warm it takes longer than many a loop's `deadline_s`."""
+    program = (
+        "import sys; from penstock.client.testing import SimulatedDevice; device = SimulatedDevice("
+        "tensors={}); print('torch' in sys.modules)"
+    )
+
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", program.format(tensors)],
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for tensors in (False, True)
+    ]
+
+    assert found == ["False", "True"]
+
+
 @pytest.fixture(params=["tcp", "unix"])
 def listen(request: pytest.FixtureRequest, runtime: Path) -> str:
     """Where the node is: bodies are sent, or lent."""

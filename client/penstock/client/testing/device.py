@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -32,6 +33,9 @@ class SimulatedDevice:
     Attributes:
         simulator: The device itself.
         port: What Loaders call: the simulator, or what a test puts before it.
+
+    Raises:
+        ModuleNotFoundError: `tensors` is set, and torch is not installed.
     """
 
     def __init__(
@@ -45,6 +49,9 @@ class SimulatedDevice:
         self.simulator = Simulator(schedule, memory_bytes=memory_bytes, index=index)
         self.port: Port = self.simulator
         self._tensors = tensors
+        if tensors:
+            # A first import of torch takes seconds: they do not count as the first copy's.
+            importlib.import_module("penstock.client.reading.torch_values")
         self._loops: dict[int, SimulatedStream] = {}
         self._turns: dict[int, SimulatedStream] = {}  # of threads that are in `work_on`
 
