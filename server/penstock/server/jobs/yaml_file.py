@@ -77,11 +77,15 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(_PREFIX + _tag, _SCALARS[_PREFIX + _tag], list(_first))
 
 
+class _WrongTag(yaml.MarkedYAMLError):
+    """A tag that job files do not have; the problem is a sentence."""
+
+
 def _check_tag(node: yaml.Node) -> None:
     """Refuse `!!int x`, of which PyYAML makes a traceback, and dates, sets and bytes.
 
     Raises:
-        yaml.MarkedYAMLError: The tag is not that of a value of JSON, or the value is another.
+        _WrongTag: The tag is not that of a value of JSON, or the value is another.
     """
     pattern = _SCALARS.get(node.tag)
     if pattern is None and node.tag in _OTHERS:
@@ -93,9 +97,7 @@ def _check_tag(node: yaml.Node) -> None:
         problem = f"a value has the tag {name} and is none"
     else:
         return
-    raise yaml.MarkedYAMLError(
-        problem=f"{problem}: write the value without it", problem_mark=node.start_mark
-    )
+    raise _WrongTag(problem=f"{problem}: write the value without it", problem_mark=node.start_mark)
 
 
 def read(path: Path, shown: str) -> tuple[Any, Location]:
@@ -198,7 +200,9 @@ def _syntax(error: yaml.MarkedYAMLError, location: Location) -> InvalidJob:
     problem = error.problem or error.context or "cannot be read"
     if "'\\t'" in problem:
         problem = "a tab stands where a key or a value begins: indent with spaces"
-    return _at(location, line).error(f"this is not YAML: {problem}")
+    if not isinstance(error, _WrongTag):
+        problem = f"this is not YAML: {problem}"
+    return _at(location, line).error(problem)
 
 
 def _refuse_bombs(top: yaml.Node, location: Location) -> None:
