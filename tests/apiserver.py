@@ -12,7 +12,6 @@ import http.client
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from certificates import Authority
 from invariants import eventually
+from ports import free_port
 
 PROGRAM = os.environ.get("TEST_KUBE_APISERVER", "")
 """The kube-apiserver to test with; `make kube` builds one."""
@@ -104,7 +104,7 @@ class ApiServer:
         self._write_kubeconfig()
 
     def _start(self, data: Path) -> None:
-        clients, peers, self._port = free_ports(3)
+        clients, peers, self._port = (free_port() for _ in range(3))
         etcd = shutil.which("etcd")
         assert etcd is not None, "etcd is not installed (Debian: apt install etcd-server)"
         name = f"https://127.0.0.1:{clients}"
@@ -293,18 +293,6 @@ class ApiServer:
 def root(api: str) -> str:
     """Return the path of an API version."""
     return f"/apis/{api}" if "/" in api else f"/api/{api}"
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback that nobody has now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from harness import Server, kill_process, write_job_file
 from penstock.client import Loader
 from penstock.wire.errors import JobChanged, SourceChanged
+from ports import free_port
 
 JOB: dict[str, Any] = {
     "lanes": 4,
@@ -38,9 +38,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     (tmp_path / "corpus").mkdir()
     write(tmp_path, "a.parquet", 0)
     write(tmp_path, "b.parquet", 1000)
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
     file = write_job_file(tmp_path / "jobs.yaml", {"main": JOB}, snapshot_seconds=0)
     running = Server(file, "--listen", f"127.0.0.1:{port}")
     try:

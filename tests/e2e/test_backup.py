@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 from harness import Server, run_command, write_job_file
 from penstock.client import Loader
 from penstock.wire.errors import LogDiverged, StaleGeneration, UnknownGroup
+from ports import free_port
 
 ITEMS = [{"input_ids": [n] * (1 + n % 7)} for n in range(60)]
 JOB: dict[str, Any] = {
@@ -39,9 +39,7 @@ def to_sample(raw):
 @contextlib.contextmanager
 def node(folder: Path, **job: Any) -> Iterator[Server]:
     """A node on a port that stays its own when it is started again."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
     file = write_job_file(folder / "jobs.yaml", {"main": {**JOB, **job}}, snapshot_seconds=0)
     server = Server(file, "--listen", f"127.0.0.1:{port}")
     try:

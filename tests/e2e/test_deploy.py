@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -29,6 +28,7 @@ from penstock.client import Loader, Tls
 from penstock.server.access import hash_of
 from penstock.server.jobs.override import override
 from penstock.server.jobs.settings import ServerSettings
+from ports import free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "alerts.yaml"
@@ -129,13 +129,6 @@ def test_each_alert_is_tested_and_is_on_the_page_for_operators() -> None:
 
     assert names == set(re.findall(r"\bPenstock\w+", tests))
     assert names == set(re.findall(r"\bPenstock\w+", page))
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nobody has now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @needs_prometheus

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import runpy
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import torch
 
 from harness import ENVIRONMENT, Server, serving
 from penstock.client import Loader
+from ports import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "loss.md").read_text()
 FILES: dict[str, str] = dict(
@@ -114,9 +114,7 @@ def driver(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 def gradients(driver: subprocess.Popen[str], folder: Path, script: str, world: int) -> Gradients:
     """Return those of rank 0, after looking that all ranks have the same."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     record = str(folder / f"{script}-{world}-")
     environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
     told = {"script": script, "world": world, "record": record, "environ": environ}

@@ -10,7 +10,6 @@ import json
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ import pytest
 
 from harness import ENVIRONMENT, Server, serving
 from penstock.client import Loader
+from ports import free_port
 
 pytestmark = pytest.mark.frameworks
 
@@ -185,7 +185,7 @@ class Ranks:
                 "WORLD_SIZE": str(world),
                 "LOCAL_WORLD_SIZE": str(world),
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": free_port(),
+                "MASTER_PORT": str(free_port()),
             }
         told = {
             "script": script,
@@ -249,12 +249,6 @@ class Ranks:
 def whole_lines(file: Path) -> list[list[Any]]:
     """Return the records of a file; a line that a death has cut is left out."""
     return [json.loads(line) for line in file.read_text().split("\n")[:-1]]
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from penstock.server.job import Job
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.sources import ItemsSource, JsonlSource, ParquetSource
 from penstock.wire.errors import InvalidJob, SourceChanged
+from ports import free_port
 
 SECRET = "hush-hush-this-is-the-key"
 
@@ -100,9 +101,7 @@ class _Connection(socketserver.BaseRequestHandler):
 @pytest.fixture(scope="module")
 def store() -> Iterator[tuple[str, int]]:
     """The address of an S3 server in a process of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = probe.getsockname()
+    address = ("127.0.0.1", free_port())
     command = [sys.executable, "-m", "moto.server", "-H", address[0], "-p", str(address[1])]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import urllib.parse
@@ -36,6 +35,7 @@ from penstock.client import Loader
 from penstock.server.access import hash_of
 from penstock.wire.errors import LogDiverged, PenstockError, StaleGeneration
 from penstock.wire.metrics import BOARDS
+from ports import free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -117,13 +117,6 @@ LOWER = (
 )
 """Rules that speak of amounts which no test reads and of disks that no test has: what is read again
 of a few rows, and any commit at all, are made to be enough."""
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nobody has now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Prometheus:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import logging
 import multiprocessing
-import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from penstock.client.run.attempt import attempt_token
 from penstock.client.run.ranks import Ranks, WorldRank, discover, log_world_rank, mesh_dimensions
 from penstock.wire.errors import InvalidRequest, RankOutOfRange
+from ports import free_port
 
 
 @dataclass
@@ -209,9 +209,7 @@ def test_processes_of_torch_distributed_share_a_token_and_sum_over_all() -> None
     """Two real processes over gloo: one generation, each rank's count of the step, on both."""
     from unit.served import ServedNode
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     spawn = multiprocessing.get_context("spawn")
     results = spawn.Queue()
     with ServedNode() as node:

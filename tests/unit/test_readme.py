@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from penstock.server.commands.group import cli as server_cli
 from penstock.server.metrics import Metrics
 from penstock.wire import errors
 from penstock.wire.programs import COMMANDS
+from ports import free_port
 
 HOME = Path(__file__).parents[2]
 STEPS = 12
@@ -244,9 +244,7 @@ def serving(command: list[str], folder: Path, environ: dict[str, str]) -> Iterat
 
 
 def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def test_the_quick_start_runs_as_it_stands(
