@@ -141,6 +141,11 @@ class Cluster:
         line += [*self.image.mounts, "--proc", "/proc", "--dev", "/dev"]
         for mount in container["volumeMounts"]:
             line += self._mount(mount, volumes.get(mount["name"]), claims)
+        over = {Path(mount["mountPath"]) for mount in container["volumeMounts"]}
+        options = iter(self.image.mounts)
+        for option, source, at in zip(options, options, options, strict=True):
+            if over.intersection(Path(at).parents):  # such as a checkout below /tmp
+                line += [option, source, at]
         line += ["--ro-bind", str(self.hosts), "/etc/hosts", "--chdir", "/"]
         if container["securityContext"]["readOnlyRootFilesystem"]:
             line += ["--remount-ro", "/"]

@@ -29,6 +29,8 @@ from penstock.client import Loader, Tls
 from penstock.server.access import Access, hash_of
 from penstock.server.app import check_exposed
 from penstock.server.jobs.load import load
+from penstock.server.rpc.caller import Caller
+from penstock.server.rpc.status import seen_by
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import Forbidden, InvalidJob, InvalidRequest, Unauthenticated
 from penstock.wire.v1 import cursors_pb2, feed_pb2
@@ -684,3 +686,24 @@ def test_the_last_day_that_there_is_never_ends(tmp_path: Path) -> None:
     path.write_text(f"tokens: [{{{ENTRY.replace('a' * 64, hash_of('t'))}, expires: '9999-12-31'}}]")
 
     assert Access(path, ["code"]).of_token("t").name == "a"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "stage", "sees"),
+    [
+        (("code",), "process", True),
+        (("code",), "queued", False),
+        (("*",), "queued", True),
+        (("code", "*"), "queued", True),
+    ],
+)
+def test_an_item_of_another_job_is_not_named(
+    jobs: tuple[str, ...], stage: str, *, sees: bool
+) -> None:
+    """What holds up a queued batch may be an item of a job that a token is not for."""
+    group = {"group": "", "waits_for": {"lane": 0, "offset": 0, "stage": stage, "item": "x[1]"}}
+    shown = seen_by(
+        Caller(jobs=jobs), {"jobs": [{"name": "code", "groups": [group], "cursors": {}}]}
+    )
+
+    assert (shown["jobs"][0]["groups"][0]["waits_for"]["item"] == "x[1]") is sees

@@ -745,7 +745,7 @@ class Unreachable(PenstockError):
 
 
 class Unauthenticated(PenstockError):
-    """The node does not know who calls: there is no token, or it is unknown or has expired.
+    """The call has no valid token: none was sent, or it is unknown or has expired.
 
     Attributes:
         name: Whose token it was.

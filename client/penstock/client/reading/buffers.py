@@ -102,7 +102,7 @@ class Memory(Protocol):
     """Memory that bodies should land in as long as it has room: pinned, for a device."""
 
     def lease(self, nbytes: int) -> Lease | None:
-        """Return a lease as `Allocator.lease` does, of at least 1 byte; None = there is no room."""
+        """Return a lease of at least 1 byte, as `Allocator.lease` does, or None without room."""
         ...
 
     def statistics(self) -> dict[str, int]:

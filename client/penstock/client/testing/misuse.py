@@ -73,8 +73,8 @@ class Misuse(AssertionError):
     Attributes:
         kind: What was wrong, in a few words that do not change.
         first: Where it began: the copy that was queued, the memory that was pinned.
-        second: Where it went wrong. What is no call, such as a write into an array, lies between
-            the two calls that the sentence names.
+        second: Where it went wrong. A misuse that is not a call, such as a write into an array,
+            happened between the two calls that the message names.
     """
 
     def __init__(self, kind: str, first: Site, second: Site, between: Site | None = None) -> None:

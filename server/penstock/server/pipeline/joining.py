@@ -19,7 +19,7 @@ class Joining:
     """Finds the samples of batches of one job in one process.
 
     Args:
-        items: Fetches and processes what is not at hand.
+        items: Fetches and processes what is not in memory.
         fitting: Fits samples to plans.
         goes_on: The batches of a lane are made one after another: what the later ones need of an
             item is kept. Else each is made as if there were no other.

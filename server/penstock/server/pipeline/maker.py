@@ -24,7 +24,7 @@ class Maker:
 
     Args:
         job: The job.
-        items: Fetches and processes what is not at hand.
+        items: Fetches and processes what is not in memory.
         goes_on: It makes the batches of a lane one after another: what the later ones need of an
             item is kept. Else each is made as if there were no other.
     """

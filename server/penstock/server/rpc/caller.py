@@ -52,6 +52,14 @@ class Caller:
         """Whether it is shown which items are in a batch."""
         return TEXT in self.scopes
 
+    def sees_item(self, stage: str) -> bool:
+        """Tell whether it is shown which item a reader waits for.
+
+        Args:
+            stage: Where the reader's batch is; what holds up a queued one may be another job's.
+        """
+        return self.reads_text and (stage != QUEUED or "*" in self.jobs)
+
     def need(self, scope: str, what: str) -> None:
         """Refuse what the caller has no scope for.
 
@@ -102,6 +110,9 @@ class Caller:
                     group=group,
                 )
 
+
+QUEUED = "queued"
+"""The stage of a batch whose worker is busy with something else."""
 
 ANYBODY = Caller()
 """Who calls where nobody is asked who it is: a Unix socket, `local:`, a node without tokens."""

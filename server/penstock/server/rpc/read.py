@@ -222,7 +222,7 @@ class Sender:
                 lane=lane,
                 offset=offset,
                 stage=clean_text(stage, MAX_TEXT),
-                item=clean_text(item, MAX_TEXT) if stream.caller.reads_text else "",
+                item=clean_text(item, MAX_TEXT) if stream.caller.sees_item(stage) else "",
                 since_s=since,
             )
         )

@@ -59,7 +59,7 @@ def seen_by(caller: Caller, status: dict[str, Any]) -> dict[str, Any]:
     for job in status["jobs"]:
         if caller.sees_job(job["name"]):
             groups = [
-                group if caller.reads_text else _without_item(group)
+                _as_seen(caller, group)
                 for group in job["groups"]
                 if caller.sees_group(group["group"])
             ]
@@ -68,10 +68,12 @@ def seen_by(caller: Caller, status: dict[str, Any]) -> dict[str, Any]:
     return {**status, "jobs": jobs}
 
 
-def _without_item(reader: dict[str, Any]) -> dict[str, Any]:
-    """Return what a reader does, without the item that it waits for."""
+def _as_seen(caller: Caller, reader: dict[str, Any]) -> dict[str, Any]:
+    """Return what a reader does; the item that it waits for only if the caller may see it."""
     wait = reader["waits_for"]
-    return reader if wait is None else {**reader, "waits_for": {**wait, "item": ""}}
+    if wait is None or caller.sees_item(wait["stage"]):
+        return reader
+    return {**reader, "waits_for": {**wait, "item": ""}}
 
 
 def _job(
