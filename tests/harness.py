@@ -400,6 +400,39 @@ class Rank:
         self._errors.close()
 
 
+def serve_by(script: str, *arguments: str, folder: Path) -> list[str]:
+    """Run a script that serves, in a fresh interpreter, until its node is ready; then SIGTERM.
+
+    Args:
+        script: The text of the script.
+        arguments: What it is given, such as `serve` and a job file.
+        folder: Where it runs.
+
+    Returns:
+        The lines of its log up to `ready`.
+
+    Raises:
+        AssertionError: It did not end with 0.
+    """
+    node = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        cwd=folder,
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert node.stderr is not None
+    lines = []
+    for line in node.stderr:
+        lines.append(line)
+        if '"ready"' in line:
+            break
+    node.terminate()
+    node.communicate(timeout=60)
+    assert node.returncode == 0, lines
+    return lines
+
+
 def kill_process(pid: int) -> bool:
     """SIGKILL a process; tell whether there was one."""
     try:

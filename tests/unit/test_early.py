@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from harness import ENVIRONMENT, write_job_file
+from harness import serve_by, write_job_file
 from penstock.server.node.early import start_early
 from penstock.server.node.messages import FromWorker, Ready
 from penstock.server.node.process import WorkerProcess
@@ -83,23 +81,8 @@ def test_a_node_starts_each_worker_once(tmp_path: Path) -> None:
     """What it settles between their start and its own, such as its log, is not another start."""
     job = {"source": {"type": "items", "items": [1]}, "lanes": 1, "batch_size": 1}
     file = write_job_file(tmp_path / "jobs.yaml", {"one": job}, workers=2)
-    node = subprocess.Popen(
-        [sys.executable, "-c", COUNTED, "serve", str(file), "--log-format", "json"],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert node.stderr is not None
 
-    said = []
-    for line in node.stderr:
-        said.append(line)
-        if '"ready"' in line:
-            break
-    node.terminate()
-    node.communicate(timeout=60)
+    serve_by(COUNTED, "serve", str(file), "--log-format", "json", folder=tmp_path)
 
-    assert node.returncode == 0, said
     started = (tmp_path / "started").read_text().split()
     assert started == ["penstock.server.node.worker_main"] * 2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import ENVIRONMENT, write_job_file
+from harness import ENVIRONMENT, serve_by, write_job_file
 from penstock.server.sources.on_demand import PACKAGE, PLACES
 
 ROLES = ("datasets", "fsspec", "jinja2", "numpy.random", "pandas", "pyarrow", "tokenizers", "torch")
@@ -58,24 +58,9 @@ def test_a_node_imports_what_every_node_needs(tmp_path: Path, metrics: str) -> N
     """To the line `ready`: with the port of the metrics, and without."""
     job = {"source": {"type": "items", "items": [1]}, "lanes": 1, "batch_size": 1}
     file = write_job_file(tmp_path / "jobs.yaml", {"one": job}, metrics=metrics)
-    node = subprocess.Popen(
-        [sys.executable, "-c", SERVED, "serve", str(file)],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert node.stderr is not None
 
-    said = []
-    for line in node.stderr:
-        said.append(line)
-        if '"ready"' in line:
-            break
-    node.terminate()
-    node.communicate(timeout=60)
+    serve_by(SERVED, "serve", str(file), folder=tmp_path)
 
-    assert node.returncode == 0, said
     modules = (tmp_path / "modules").read_text().split()
     assert "penstock.server.app" in modules
     wanted = {"aiohttp"} if metrics != "off" else set()
