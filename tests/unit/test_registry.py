@@ -12,7 +12,8 @@ import pytest
 
 from penstock.server import roles
 from penstock.server.jobs.location import Location
-from penstock.server.jobs.registry import KINDS, absolute, build, describe_type, resolve_path
+from penstock.server.jobs.parameters import describe_type
+from penstock.server.jobs.registry import KINDS, absolute, build, resolve_path
 from penstock.server.roles import (
     BestFitPackingBatcher,
     FunctionCollator,

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.server.jobs import yaml_file
 from penstock.server.jobs.location import Location
+from penstock.server.jobs.token_settings import EXPECTED, TokenSettings
 from penstock.server.jobs.validate import validate
 from penstock.server.rpc.caller import INCLUDED, Caller
 from penstock.wire.certificates import Files
@@ -27,73 +27,12 @@ from penstock.wire.errors import InvalidJob, PenstockError, Unauthenticated, Unr
 
 logger = structlog.get_logger("penstock")
 
-Scope = Literal["read", "read+text", "commit", "admin"]
-
 PREFIX = "pst_"
 """What tokens begin with, so that people and scanners of leaks know one."""
 
 MAX_TOKENS = 10_000
 
 _HASH = re.compile(r"[0-9a-f]{64}")
-_KEYS = {
-    "name": "a name: letters, digits, dots, dashes and underscores",
-    "sha256": "the hash of a token, as `penstockd token new` prints it",
-    "certificate": "a name in a client certificate, or a pattern such as *.trainers",
-    "scopes": "a list of read, read+text, commit and admin",
-    "jobs": "a list of names of jobs, or of patterns such as code-*",
-    "groups": "a list of names of groups, or of patterns such as run-*",
-    "expires": 'a day, in quotes: "2027-01-31"',
-    "streams": "null or a whole number of at least 1",
-    "lanes": "null or a whole number of at least 1",
-    "horizon": "null or a whole number of at least 1",
-}
-_MEANINGS = {
-    "name": "Who it is, in the log and in metrics; each name stands once.",
-    "sha256": "The SHA-256 of the token in hex. This or `certificate` is required.",
-    "certificate": (
-        "A name in the client's certificate (a DNS name, a URI or its common name), or a pattern, "
-        "in place of a token; for nodes with `tls: {client_ca: FILE}`."
-    ),
-    "scopes": (
-        "`read` reads batches and looks at groups. `read+text` also shows which items are in a "
-        "batch and why items were left out. `commit` also begins, commits, names and moves to "
-        "steps near the cursor. `admin` also moves anywhere, deletes groups and releases items."
-    ),
-    "jobs": "The jobs that it is for, by name or pattern (`*`, `?`); default all.",
-    "groups": "The groups that it is for, likewise; reading without a group is always allowed.",
-    "expires": "The last day on which it is valid, in UTC; default for ever.",
-    "streams": "How many streams it may have open on this node at a time; default any number.",
-    "lanes": "How many lanes one of its streams may read; default all.",
-    "horizon": (
-        "How many batches beyond the next one are made for one of its streams; default as many as "
-        "its reader accepts."
-    ),
-}
-
-
-def _key(name: str, default: object) -> object:
-    return Field(default, description=_MEANINGS[name], json_schema_extra={"expects": _KEYS[name]})
-
-
-Count = Annotated[int, Field(ge=1, le=1 << 30)]
-Patterns = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
-
-
-class TokenSettings(BaseModel):
-    """One entry of the list `tokens` of a file of tokens."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=False)
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")] = _key("name", ...)  # type: ignore[assignment]
-    sha256: str | None = _key("sha256", None)  # type: ignore[assignment]
-    certificate: Annotated[str, Field(min_length=1)] | None = _key("certificate", None)  # type: ignore[assignment]
-    scopes: Annotated[list[Scope], Field(min_length=1)] = _key("scopes", ...)  # type: ignore[assignment]
-    jobs: Patterns = _key("jobs", ["*"])  # type: ignore[assignment]
-    groups: Patterns = _key("groups", ["*"])  # type: ignore[assignment]
-    expires: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")] | None = _key("expires", None)  # type: ignore[assignment]
-    streams: Count | None = _key("streams", None)  # type: ignore[assignment]
-    lanes: Count | None = _key("lanes", None)  # type: ignore[assignment]
-    horizon: Count | None = _key("horizon", None)  # type: ignore[assignment]
 
 
 def hash_of(token: str) -> str:
@@ -291,7 +230,7 @@ def _caller(settings: TokenSettings, at: Location) -> Caller:
             ends = datetime.strptime(settings.expires, "%Y-%m-%d").replace(tzinfo=UTC)
         except ValueError:
             raise at.at("expires").error(
-                f"{at.key}.expires is {settings.expires!r}: give {_KEYS['expires']}"
+                f"{at.key}.expires is {settings.expires!r}: give {EXPECTED['expires']}"
             ) from None
         try:
             ends += timedelta(days=1)
@@ -334,4 +273,4 @@ def callers_in(path: Path) -> Iterator[tuple[str, Caller]]:
         yield f"certificate {pattern}", caller
 
 
-__all__ = ["PREFIX", "Access", "TokenSettings", "callers_in", "hash_of"]
+__all__ = ["PREFIX", "Access", "callers_in", "hash_of"]

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock.server.core.canonical import canonical
 from penstock.server.core.shown import shown
-from penstock.server.planned.log import in_words
-from penstock.server.planned.plan import Plan
+from penstock.server.planned_batches import JobPlan, in_words
 from penstock.server.role_set import DEFAULT_LANES, RoleSet, joint_layout
 from penstock.server.roles.base import (
     BatchCollator,
@@ -170,7 +169,7 @@ class Job:
         collator: BatchCollator | None = None,
         *,
         batch_size: int | None = None,
-        plan: Plan | None = None,
+        plan: JobPlan | None = None,
         seed: int = 0,
         lanes: int = DEFAULT_LANES,
         epochs: int | None = None,
@@ -594,7 +593,6 @@ __all__ = [
     "SOURCE_NAME",
     "Job",
     "LaneRoles",
-    "Plan",
     "RoleSet",
     "canonical",
 ]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.server.planned.log import PlannedLog
-from penstock.server.planned.plan import Plan
+from penstock.server import roles as builtin
+from penstock.server.planned_batches import JobPlan, PlannedBatches
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
@@ -23,11 +23,7 @@ from penstock.server.roles.base import (
     Source,
     indexed,
 )
-from penstock.server.roles.batchers import SimpleBatcher
-from penstock.server.roles.collators import DefaultBatchCollator
 from penstock.server.roles.columns import ColumnCollator, Indices, SequenceColumns
-from penstock.server.roles.distributors import MapDistributor
-from penstock.server.roles.processors import IdentityProcessor
 from penstock.server.roles.reading import Reading
 from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob
@@ -71,7 +67,7 @@ class RoleSet:
         collator: BatchCollator | None = None,
         *,
         batch_size: int | None = None,
-        plan: Plan | None = None,
+        plan: JobPlan | None = None,
         ratio: float = 1,
         exhausted: str = "stop",
     ) -> None:
@@ -89,7 +85,7 @@ class RoleSet:
                 raise InvalidJob(
                     "neither batcher nor batch_size is given: give one of them", key="batcher"
                 )
-            batcher = SimpleBatcher(batch_size)
+            batcher = builtin.SimpleBatcher(batch_size)
         self.name, self.number, self.lanes = "", 0, DEFAULT_LANES
         self.ratio, self.exhausted = float(ratio), exhausted
         self.epochs: int | None = None
@@ -97,10 +93,10 @@ class RoleSet:
         self.sources: Mapping[str, Source] = (
             dict(source) if isinstance(source, Mapping) else {"main": source}
         )
-        self.distributor = distributor or MapDistributor()
-        self.processor = processor or IdentityProcessor()
+        self.distributor = distributor or builtin.MapDistributor()
+        self.processor = processor or builtin.IdentityProcessor()
         self.batcher: SampleBatcher = batcher
-        self.collator = collator or DefaultBatchCollator()
+        self.collator = collator or builtin.DefaultBatchCollator()
         self.plan = plan
 
     def placed(self, lanes: int, name: str = "", number: int = 0) -> RoleSet:
@@ -148,17 +144,17 @@ class RoleSet:
             self._keep_all_blocks()
 
     @cached_property
-    def planned(self) -> PlannedLog | None:
+    def planned(self) -> PlannedBatches | None:
         """Return what its batches are made of, where it has a plan; once it is open.
 
         The index is opened when it is first asked for: it is made for this job, by a command.
 
         Raises:
-            InvalidJob, SourceUnavailable: As `PlannedLog`.
+            InvalidJob, SourceUnavailable: As `JobPlan.open`.
         """
         if self.plan is None:
             return None
-        found = PlannedLog(self, self.plan, *self._planned_by)
+        found = self.plan.open(self, *self._planned_by)
         self.__dict__["planned"] = found  # `readings` looks here
         self._keep_all_blocks()
         return found

@@ -29,6 +29,7 @@ from penstock.server.pipeline.items import Filtered, Items, Outcome
 from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.line import Computed, Line
 from penstock.server.pipeline.verdicts import Quarantined
+from penstock.server.planned.log import planned_log
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.server.roles.batchers import PoolPackingBatcher, SimpleBatcher
@@ -375,7 +376,7 @@ def _packing_seconds(job: Job) -> float:
         BadItem: A sample does not fit, and the batcher refuses it.
         InvalidJob, SourceUnavailable: The index is damaged, or cannot be read.
     """
-    logs = [roles.planned for roles in job.role_sets if roles.planned is not None]
+    logs = [planned_log(roles) for roles in job.role_sets if roles.planned is not None]
     streams = [next(stream for stream in log.streams if stream.windows) for log in logs]
     begin = time.perf_counter()
     for stream in streams:

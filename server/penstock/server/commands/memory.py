@@ -20,6 +20,7 @@ from penstock.server.node.counting import count_processes
 from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
 from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.pipeline.kept import kept_bytes
+from penstock.server.planned.log import planned_log
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.reading import Reading
 from penstock.server.sources.cache import FREE_BYTES
@@ -160,17 +161,19 @@ def node_memory(
 
 def _pieces_bytes(job: Job, workers: int, sample_bytes: float, share: float) -> float:
     """Return the bytes of processed samples that planned lanes keep, in all workers."""
-    logs = [roles.planned for roles in job.role_sets if roles.keeps_pieces]
+    logs = [planned_log(roles) for roles in job.role_sets if roles.keeps_pieces]
     kept = 0.0
     for log in logs:
-        if log is not None and (tokens := log.kept_tokens()):
+        if tokens := log.kept_tokens():
             kept += share * tokens * (sample_bytes / log.mean_tokens or TOKEN_BYTES)
     return min(kept, workers * kept_bytes(workers))
 
 
 def _plans_bytes(job: Job) -> float:
     """Return what a worker's packed windows take; of several reading groups it packs a part."""
-    return sum(roles.planned.kept_bytes() for roles in job.role_sets if roles.planned is not None)
+    return sum(
+        planned_log(roles).kept_bytes() for roles in job.role_sets if roles.planned is not None
+    )
 
 
 def _has_blocks(job: Job) -> bool:

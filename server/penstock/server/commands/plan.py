@@ -32,6 +32,7 @@ from penstock.server.forecast.told import IndexedOutcomes
 from penstock.server.index.file import SizeIndex
 from penstock.server.job import Job
 from penstock.server.jobs.load import load
+from penstock.server.planned.log import planned_log
 from penstock.wire.errors import InvalidRequest
 
 
@@ -196,7 +197,7 @@ def lookups(job: Job, indexes: Sequence[str], tell: Say) -> dict[int, IndexedOut
     places = places_of(job, "index", indexes, [roles.name for roles in job.role_sets])
     found: dict[int, IndexedOutcomes] = {}
     for roles in job.role_sets:
-        index = roles.planned.index if roles.planned is not None else None
+        index = planned_log(roles).index if roles.planned is not None else None
         if roles.name in places:
             if index is not None:
                 raise InvalidRequest(

@@ -19,6 +19,7 @@ from penstock.server.job import Job
 from penstock.server.jobs.definition import decode
 from penstock.server.node.aside import Began, attend, end_aside, short_status, start_aside
 from penstock.server.node.start import Process
+from penstock.server.planned.log import planned_log
 from penstock.server.role_set import RoleSet
 from penstock.wire.errors import Internal, JobChanged, decode_error
 from penstock.wire.resources import usable_cpus
@@ -56,8 +57,7 @@ class Apart:
         Raises:
             PenstockError: As `add_up`.
         """
-        assert roles.planned is not None
-        samples = sum(source.samples for source in roles.planned.index.sources.values())
+        samples = sum(source.samples for source in planned_log(roles).index.sources.values())
         done = 0
 
         def tell(key: WindowKey) -> None:
@@ -102,12 +102,11 @@ class _Process:
 
     def __init__(self, job: Job, roles: RoleSet, keys: Sequence[WindowKey], epochs: int) -> None:
         self._job = job
-        assert roles.planned is not None
         # What code of users prints must not stand among the command's own results.
         self.aside: Process = start_aside(__name__, job.definition, output=STDERR)
         # A line of it is read at a time, so nothing waits in a buffer that `select` cannot see.
         self._heard = self.aside.socket.makefile("rb", buffering=0)
-        root = roles.planned.index.root.hex()
+        root = planned_log(roles).index.root.hex()
         task = {"set": roles.number, "keys": keys, "epochs": epochs, "root": root}
         self.aside.socket.sendall(json.dumps(task).encode() + b"\n")
 
@@ -163,7 +162,7 @@ def work(start: Began, heard: BinaryIO, out: BinaryIO) -> None:
     job = definition.build(planned=False)
     try:
         roles = job.role_sets[task["set"]]
-        if roles.planned is None or roles.planned.index.root.hex() != task["root"]:
+        if roles.planned is None or planned_log(roles).index.root.hex() != task["root"]:
             raise JobChanged(
                 f"job {definition.name!r} is not what it was when the command started: its index "
                 "has changed; run the command again",

@@ -13,7 +13,7 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
 from penstock.server.pipeline.ahead import LOOK_AHEAD
 from penstock.server.pipeline.items import Items
-from penstock.server.planned.log import PlannedLog
+from penstock.server.planned.log import PlannedLog, planned_log
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.reading import Reading
 from penstock.wire.errors import BadItem
@@ -133,7 +133,7 @@ def _draws_of_window(roles: RoleSet, reading: Reading) -> list[ItemRef]:
     """
     assert reading.blocks is not None
     if roles.planned is not None:
-        return _draws_of_plan(roles.planned)
+        return _draws_of_plan(planned_log(roles))
     lanes = range(0, roles.lanes, reading.groups or roles.lanes + 1)
     if reading.lanes is not None:
         return []

@@ -9,6 +9,7 @@ from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.job import Job, LaneRoles
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planned_planner import PlannedPlanner
+from penstock.server.planned.log import planned_log
 from penstock.server.roles.draws import LaneDraws
 from penstock.wire.errors import PenstockError
 
@@ -83,8 +84,7 @@ class PlannedOfEpochs(PlannedPlanner):
 
     def __init__(self, job: Job, lane: int, items: Items, part: LaneRoles, epochs: int) -> None:
         super().__init__(job, lane, items, part)
-        assert part.roles.planned is not None
-        self._most = part.roles.planned.batches_of(part.lane, epochs)
+        self._most = planned_log(part.roles).batches_of(part.lane, epochs)
 
     def next(self) -> BatchPlan | None:
         """Return the plan of the batch at `offset` and step over it.

@@ -18,7 +18,7 @@ from penstock.server.forecast.skew import Costs
 from penstock.server.forecast.told import INDEX, collates_by_size
 from penstock.server.forecast.window_figures import WindowFigures, WindowKey, add_up
 from penstock.server.job import Job
-from penstock.server.planned.log import PlannedLog
+from penstock.server.planned.log import PlannedLog, planned_log
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.filling import BatchSizes, Numbers
 from penstock.wire.errors import BadBatch
@@ -43,8 +43,7 @@ def figures_of_planned(job: Job, epochs: int | None = None, add: AddUp = add_up)
         BadItem, InvalidJob, SourceUnavailable: As `add_up`.
     """
     [roles] = job.role_sets
-    log = roles.planned
-    assert log is not None
+    log = planned_log(roles)
     is_all = job.epochs is not None and (epochs is None or epochs >= job.epochs)
     drawn = (job.epochs or 1) if epochs is None or is_all else epochs
     found = add(roles, _windows(log), drawn if log.fills_differ else 1)
@@ -98,8 +97,7 @@ def check_fits(roles: RoleSet, epochs: int | None, add: AddUp = add_up) -> None:
         BadBatch: A batch cannot be made; names the one that needs most.
         BadItem, InvalidJob, SourceUnavailable: As `add_up`.
     """
-    log, one = roles.planned, np.array([0, 1])
-    assert log is not None
+    log, one = planned_log(roles), np.array([0, 1])
     # Asked of a batch of one token: no collator is ever asked of no batch.
     filling = roles.collator.filling(BatchSizes(one[1:], one, one))
     if filling is None or filling.max_documents is None or not collates_by_size(roles.batcher):
@@ -111,8 +109,7 @@ def check_fits(roles: RoleSet, epochs: int | None, add: AddUp = add_up) -> None:
 
 def _misfits(found: WindowFigures, roles: RoleSet) -> BadBatch:
     """Return the error of batches that cannot be made."""
-    log = roles.planned
-    assert log is not None
+    log = planned_log(roles)
     # In the order of windows, not that in which they were added up: of equals the first is named.
     ordered = sorted(found.misfits, key=lambda each: (each[1], each[2], each[0].batch))
     every = [misfit for misfit, *_ in ordered]

@@ -12,7 +12,7 @@ from penstock.server.forecast.figures import Figures, Processing
 from penstock.server.forecast.skew import Costs, RankSkew, skew
 from penstock.server.forecast.tally import Tally
 from penstock.server.job import Job
-from penstock.server.planned.log import in_words
+from penstock.server.planned_batches import in_words
 from penstock.wire.errors import InvalidJob
 from penstock.wire.order import Tail, check_divides, divisors
 

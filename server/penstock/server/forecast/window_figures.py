@@ -14,6 +14,7 @@ import numpy.typing as npt
 from penstock.server.forecast.tally import Tally
 from penstock.server.forecast.told import collates_by_size
 from penstock.server.planned.chains import Chains
+from penstock.server.planned.log import planned_log
 from penstock.server.planned.packed import PackedWindow
 from penstock.server.planned.windows import Samples
 from penstock.server.role_set import RoleSet
@@ -146,8 +147,7 @@ def add_up(
         BadItem: A sample does not fit, and the batcher refuses it.
         InvalidJob, SourceUnavailable: The index cannot be read.
     """
-    log = roles.planned
-    assert log is not None
+    log = planned_log(roles)
     found = WindowFigures(list(roles.distributor.drawn_from()))
     for source in log.index.sources.values():
         source.kept_bytes = max(source.kept_bytes, KEPT_BYTES)

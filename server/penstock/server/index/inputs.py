@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.server.core.canonical import canonical
 from penstock.server.core.condition import Kept
+from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import DataDistributor, IndexedSource, indexed
 from penstock.server.roles.distributors import MapDistributor
 from penstock.wire.errors import InvalidJob
-
-if TYPE_CHECKING:
-    from penstock.server.role_set import RoleSet
 
 SEED = "seed"
 

@@ -18,7 +18,8 @@ import numpy as np
 from penstock.server.core.shown import shown
 from penstock.server.job import DEFAULT_LANES
 from penstock.server.jobs.location import Location
-from penstock.server.jobs.registry import KINDS, build, constructor_parameters
+from penstock.server.jobs.parameters import constructor_parameters
+from penstock.server.jobs.registry import KINDS, build
 from penstock.server.roles.base import IndexedSource, RawItem
 from penstock.server.roles.processors.tokenizer_file import WHOLE, from_the_hub
 from penstock.server.sources import BUILTIN_SOURCES

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from penstock.server.access import TokenSettings
 from penstock.server.core.docstrings import argument_docs
 from penstock.server.job import SOURCE_NAME
-from penstock.server.jobs.registry import FUNCTIONS, KINDS, Kind, constructor_parameters
+from penstock.server.jobs.parameters import constructor_parameters
+from penstock.server.jobs.registry import FUNCTIONS, KINDS, Kind
 from penstock.server.jobs.settings import (
     JobFile,
     JobSettings,
@@ -23,6 +23,7 @@ from penstock.server.jobs.settings import (
     SetSettings,
     TlsSettings,
 )
+from penstock.server.jobs.token_settings import TokenSettings
 from penstock.server.roles.role import Role
 
 SOURCES = ("source", "sources")

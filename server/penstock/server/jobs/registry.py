@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
-
-from penstock.server.core.shown import shown, shown_at
+from penstock.server.core.shown import shown
 from penstock.server.jobs.location import Location
 from penstock.server.jobs.misplaced import remedy_in_role
+from penstock.server.jobs.parameters import check_parameters
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
@@ -203,7 +200,7 @@ def build(kind: Kind, spec: Mapping[str, Any], location: Location) -> Any:
                 at = location.at(counted.parameter)
                 raise at.error(f"{at.key} is given, and {name} has it in its name: leave one out")
             parameters[counted.parameter] = counted.number
-    check_parameters(cls, parameters, location)
+    check_parameters(cls, parameters, location, remedy_in_role)
 
     def inner(section: Any, *keys: str) -> Any:
         """Return a role of the same kind, which a parameter of this one describes."""
@@ -247,116 +244,6 @@ def build(kind: Kind, spec: Mapping[str, Any], location: Location) -> Any:
     return role
 
 
-def constructor_parameters(cls: type[Role]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a class's constructor by name, `self` left out."""
-    if cls.__init__ is object.__init__:  # its signature says that it takes anything
-        return {}
-    return dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
-
-
-def check_parameters(cls: type[Role], parameters: Mapping[str, Any], location: Location) -> None:
-    """Check the names of a constructor's parameters, and of a built-in their types.
-
-    Raises:
-        InvalidJob: Names the key, and what is known or expected there.
-    """
-    _check_names(cls, parameters, location)
-    _check_types(cls, parameters, location)
-
-
-def _check_names(cls: type[Role], parameters: Mapping[str, Any], location: Location) -> None:
-    """Refuse parameters that the constructor lacks; name required ones that are not given."""
-    accepted = constructor_parameters(cls)
-    named = {
-        name: parameter
-        for name, parameter in accepted.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-    for name in parameters:
-        if name not in named and not takes_any:
-            at = location.at(str(name))
-            raise at.error(
-                f"{at.key} is not a parameter of {_called(cls)}: {remedy_in_role(str(name), named)}"
-            )
-    missing = [
-        name
-        for name, parameter in named.items()
-        if parameter.default is parameter.empty and name not in parameters
-    ]
-    if missing:
-        given = f" (given are {', '.join(parameters)})" if parameters else ""
-        raise location.error(
-            f"{location.key}: {_called(cls)} needs {' and '.join(missing)}, which "
-            f"{'is' if len(missing) == 1 else 'are'} not given{given}"
-        )
-
-
-def _called(cls: type[Role]) -> str:
-    """Return what a job file calls a class: a built-in by its type."""
-    return str(vars(cls).get("type_name") or cls.__name__)
-
-
-_ADAPTER = ConfigDict(strict=True, arbitrary_types_allowed=True)
-
-
-def _check_types(cls: type[Role], parameters: Mapping[str, Any], location: Location) -> None:
-    """Check values against the annotations of a built-in's constructor.
-
-    A user's class is only called: its annotations may be stricter than what it accepts.
-    """
-    if not cls.__module__.startswith("penstock."):
-        return
-    try:
-        hints = typing.get_type_hints(cls.__init__)
-    except NameError:  # an annotation of a package that is only imported for type checkers
-        return
-    for name, value in parameters.items():
-        wanted = hints.get(name, Any)
-        try:
-            # As JSON: what a file can say is exactly JSON, and lists then pass for tuples.
-            TypeAdapter(wanted, config=_ADAPTER).validate_json(json.dumps(value))
-        except ValidationError:
-            at = location.at(name)
-            raise at.error(
-                f"{at.key} is {shown_at(name, value)}: give {describe_type(wanted)}"
-            ) from None
-        except (PydanticUserError, TypeError):
-            continue  # no schema for this annotation: the constructor decides
-
-
-_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "bool": "true or false",
-    "list": "a list",
-    "tuple": "a list",
-    "Sequence": "a list",
-    "dict": "keys and values",
-    "Mapping": "keys and values",
-    "NoneType": "null",
-    "PathLike": "a path",
-}
-
-
-def describe_type(wanted: Any) -> str:
-    """Return a type as the words of an error message."""
-    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
-    if origin is typing.Literal:
-        return " or ".join(map(str, arguments))
-    if origin is typing.Annotated:
-        return describe_type(arguments[0])
-    if origin is typing.Union or type(wanted).__name__ == "UnionType":
-        words = dict.fromkeys(describe_type(argument) for argument in arguments)
-        return " or ".join(word for word in words if word)
-    name = getattr(origin or wanted, "__name__", str(wanted))
-    word = _WORDS.get(name, "" if name == "Callable" else name)
-    if name in ("list", "Sequence") and arguments:
-        return f"a list of {describe_type(arguments[0]).removeprefix('a ')} values"
-    return word
-
-
 # --- paths ---
 
 _MODULE_ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -395,9 +282,6 @@ __all__ = [
     "Numbered",
     "absolute",
     "build",
-    "check_parameters",
-    "constructor_parameters",
-    "describe_type",
     "numbered",
     "resolve",
     "resolve_path",

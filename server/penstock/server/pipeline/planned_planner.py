@@ -11,7 +11,7 @@ from penstock.server.job import Job, LaneRoles
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.plans_before import PlansBefore
-from penstock.server.planned.log import in_words
+from penstock.server.planned_batches import in_words
 from penstock.server.roles.base import Sample
 from penstock.wire.errors import LaneStarved, PenstockError
 
@@ -105,7 +105,7 @@ class PlannedPlanner:
             f"lane {self.lane} of job {self.job.name!r} has no batch: none of the "
             f"{counts['drawn']} items that it draws from in an epoch comes to one "
             f"({in_words(counts)}); loosen the filter, or look at the data"
-            f"{fewer if len(self._log.streams) > 1 else ''}",
+            f"{fewer if self._log.groups > 1 else ''}",
             lane=self.lane,
             offset=self.offset,
             drawn=counts["drawn"],

@@ -12,10 +12,9 @@ planned before.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,17 +25,16 @@ from penstock.server.index.file import KEPT_BYTES, SizeIndex
 from penstock.server.index.inputs import check_inputs
 from penstock.server.planned.order import Place
 from penstock.server.planned.packed import PackedWindow
-from penstock.server.planned.plan import Plan
+from penstock.server.planned.parameters import PlanParameters
 from penstock.server.planned.stream import ARRANGED, KEPT_SAMPLES, Packed, Recent, Stream
 from penstock.server.planned.windows import Integers, Reasons, Samples, Windows, pieces_of, run_of
+from penstock.server.planned_batches import in_words
+from penstock.server.role_set import RoleSet
 from penstock.server.roles.batchers import ConcatPackingBatcher, SimpleBatcher
 from penstock.server.roles.batchers.packer import RowPackingBatcher
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.reading import Reading
 from penstock.wire.errors import InvalidJob
-
-if TYPE_CHECKING:
-    from penstock.server.role_set import RoleSet
 
 SAMPLE_BYTES, FILLED_BYTES = 50, 8
 """Of a sample in a packed window, and of its place in an epoch: measured over epochs of 2 and 8
@@ -61,7 +59,7 @@ class _Window(NamedTuple):
 
 
 class PlannedLog:
-    """What the batches of a set of roles are made of; see `Plan`.
+    """What the batches of a set of roles are made of; see `PlanParameters`.
 
     Args:
         roles: The roles, opened.
@@ -82,7 +80,7 @@ class PlannedLog:
     def __init__(
         self,
         roles: RoleSet,
-        plan: Plan,
+        plan: PlanParameters,
         seed: int,
         batches_per_step: int | None,
         may_fail: int = 0,
@@ -158,6 +156,11 @@ class PlannedLog:
                 "look at the data",
                 key="plan.index",
             )
+
+    @property
+    def groups(self) -> int:
+        """Return how many reading groups its lanes are dealt to."""
+        return len(self.streams)
 
     def identity(self) -> dict[str, Any]:
         """Return what of the plan decides bytes, JSON-able: with the hash of the index."""
@@ -398,12 +401,16 @@ def _narrow(sizes: Integers) -> Any:
     return sizes.astype(np.uint16) if len(sizes) and sizes.max() < 1 << 16 else sizes
 
 
-def in_words(counts: Mapping[str, int]) -> str:
-    """Return counts by name as people read them."""
-    return ", ".join(f"{name}: {count:,}" for name, count in sorted(counts.items()) if count)
+def planned_log(roles: RoleSet) -> PlannedLog:
+    """Return what the batches of roles with a `Plan` are made of."""
+    found = roles.planned
+    assert isinstance(found, PlannedLog)
+    return found
 
 
-def check_plannable(roles: RoleSet, plan: Plan, batches_per_step: int | None) -> MapDistributor:
+def check_plannable(
+    roles: RoleSet, plan: PlanParameters, batches_per_step: int | None
+) -> MapDistributor:
     """Refuse roles and settings that no plan can be made for.
 
     Returns:
@@ -455,4 +462,4 @@ def check_plannable(roles: RoleSet, plan: Plan, batches_per_step: int | None) ->
     return drawer
 
 
-__all__ = ["PlannedLog", "check_plannable", "in_words"]
+__all__ = ["PlannedLog", "check_plannable", "planned_log"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from functools import lru_cache
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -23,14 +23,12 @@ from penstock.server.planned.order import (
     in_steps,
 )
 from penstock.server.planned.packed import Outline, PackedWindow, outline, pack, with_cost
-from penstock.server.planned.plan import Plan
+from penstock.server.planned.parameters import PlanParameters
 from penstock.server.planned.processed import Processed, processed_in
 from penstock.server.planned.together import Arranged, together
 from penstock.server.planned.windows import Integers, Samples, Windows
+from penstock.server.role_set import RoleSet
 from penstock.wire.errors import BadItem
-
-if TYPE_CHECKING:
-    from penstock.server.role_set import RoleSet
 
 KEPT_SAMPLES = 4_000_000
 """Samples of packed windows that a process keeps, in all: about 250 MB. Lanes of several reading
@@ -92,7 +90,7 @@ class Stream:
         self,
         windows: Windows,
         roles: RoleSet,
-        plan: Plan,
+        plan: PlanParameters,
         seed: int | None,
         step: int | None,
         group: int,

@@ -32,11 +32,10 @@ datasets) are imported when a source is built that needs them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from penstock.server.roles.base import Source
-from penstock.server.sources.on_demand import PLACES, OnDemand
+from penstock.server.sources.on_demand import BUILTIN_SOURCES, PLACES
 
 if TYPE_CHECKING:
     from penstock.server.sources.arrow_files import ArrowSource, SavedSource
@@ -53,9 +52,6 @@ if TYPE_CHECKING:
     from penstock.server.sources.tokens import TokensSource
     from penstock.server.sources.torch_dataset import TorchDatasetSource
     from penstock.server.sources.webdataset import WebdatasetSource
-
-BUILTIN_SOURCES: Mapping[str, type[Source]] = OnDemand()
-"""The built-in names that `type:` in a job file knows."""
 
 _TYPES = {of: name for name, (_, of) in PLACES.items()}
 

@@ -6,7 +6,7 @@ import logging
 import posixpath
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,13 +23,16 @@ from penstock.server.core.shares import MAX_RATIO, sample_ratio
 from penstock.server.core.shown import shown
 from penstock.server.core.transient import is_transient
 from penstock.server.jobs.location import Location
+from penstock.server.jobs.parameters import check_parameters
 from penstock.server.roles.base import IndexedSource, RawItem, Source
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_indices, located
 from penstock.server.sources.catalog import Catalog
 from penstock.server.sources.kinds import kind_of
+from penstock.server.sources.on_demand import BUILTIN_SOURCES
 from penstock.server.sources.tokens import TokenFiles
 from penstock.server.usercode.frames import error_line
+from penstock.wire.elsewhere import ELSEWHERE
 from penstock.wire.errors import (
     BadItem,
     InvalidJob,
@@ -37,7 +40,7 @@ from penstock.wire.errors import (
     SourceUnavailable,
     clean_text,
 )
-from penstock.wire.nearest import hint, listed
+from penstock.wire.nearest import hint, listed, nearest
 from penstock.wire.resources import usable_cpus
 
 logger = logging.getLogger("penstock")
@@ -566,9 +569,6 @@ def _opened(entries: Sequence[Entry], options: dict[str, Any] | None) -> list[Op
 
 
 def _source(entry: Entry, options: dict[str, Any] | None) -> IndexedSource:
-    from penstock.server.jobs.registry import check_parameters  # both import this module
-    from penstock.server.sources import BUILTIN_SOURCES
-
     known: dict[str, tuple[type[Source], str]] = {
         name: (cls, parameter)
         for name, cls in BUILTIN_SOURCES.items()
@@ -583,12 +583,16 @@ def _source(entry: Entry, options: dict[str, Any] | None) -> IndexedSource:
         )
     cls, parameter = known[entry.type]
     given = {parameter: entry.path, **entry.options}
-    check_parameters(cls, given, entry.at.at("options"))
+    check_parameters(cls, given, entry.at.at("options"), _remedy)
     if options and entry.type != "hf":  # which opens no URLs
         given.setdefault("storage_options", options)
     source = cls(**given)
     assert isinstance(source, IndexedSource)
     return source
+
+
+def _remedy(word: str, known: Collection[str]) -> str:
+    return hint(word, known) if nearest(word, known) else ELSEWHERE.get(word) or hint(word, known)
 
 
 def _say(parts: Sequence[Opened], wall_s: float) -> None:

@@ -56,4 +56,7 @@ class OnDemand(Mapping[str, type[Source]]):
         return len(PLACES)
 
 
-__all__ = ["PACKAGE", "PLACES", "OnDemand"]
+BUILTIN_SOURCES: Mapping[str, type[Source]] = OnDemand()
+"""The built-in names that `type:` in a job file knows."""
+
+__all__ = ["BUILTIN_SOURCES", "PACKAGE", "PLACES", "OnDemand"]
