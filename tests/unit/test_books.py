@@ -40,7 +40,7 @@ def make_counted_job() -> Job:
 
 def whole(log: Log, horizon: int, start: int = 0, lanes: frozenset[int] | None = None) -> Reader:
     """Return a reader of every position."""
-    reader = log.open(Share(1, 0, 1), None, start, lanes, lambda: None)
+    reader = Reader(log, Share(1, 0, 1), None, start, lanes, lambda: None)
     reader.extend(horizon)
     return reader
 
@@ -84,7 +84,7 @@ def test_a_few_batches_are_made_beyond_the_horizon_and_not_sent() -> None:
     """They are sent at once when the horizon has passed them; what failed there is tried again."""
     woken: list[int] = []
     log = Log(make_job(), bound_bytes=10**9, ahead=3)
-    reader = log.open(Share(1, 0, 1), None, 0, None, lambda: woken.append(1))
+    reader = Reader(log, Share(1, 0, 1), None, 0, None, lambda: woken.append(1))
     reader.extend(2)
     assert {key.position for key in log.entries} == {0, 1}, "its size is not known yet"
     finish(log, next(candidates(log)).entry)
@@ -123,7 +123,7 @@ def test_more_is_made_ahead_where_batches_are_small(
     """
     log = Log(make_job(), bound_bytes=10**9, ahead=3, ahead_bytes=ahead_bytes)
     log.ticket_s = ticket_s
-    reader = log.open(Share(1, 0, 1), None, 0, None, lambda: None)
+    reader = Reader(log, Share(1, 0, 1), None, 0, None, lambda: None)
     reader.extend(1)
     finish(log, next(candidates(log)).entry)
     reader.extend(2)
@@ -422,7 +422,7 @@ def test_what_is_in_doubt_counts_once_however_its_readers_hear_of_it() -> None:
 def test_what_is_known_is_given_before_an_unknown_position_fails() -> None:
     """Whoever gathers batches into a message is told of no error: it would lose them."""
     log = Log(make_counted_job(), bound_bytes=10**9)
-    reader = log.open(Share(1, 0, 1), Cut(1), 0, None, lambda: None)
+    reader = Reader(log, Share(1, 0, 1), Cut(1), 0, None, lambda: None)
     reader.extend(6)
     entries = dict(reader.pending)
     for lane in (0, 1):
@@ -441,7 +441,7 @@ def test_a_reader_of_some_lanes_asks_for_what_it_has_passed_over() -> None:
     """As far as is known its positions are of another lane; where that has ended they are not."""
     log = Log(make_counted_job(), bound_bytes=10**9)
     lanes = log.job.lanes
-    reader = log.open(Share(lanes, 0, lanes), Cut(lanes), 0, frozenset({1}), lambda: None)
+    reader = Reader(log, Share(lanes, 0, lanes), Cut(lanes), 0, frozenset({1}), lambda: None)
     reader.extend(3 * lanes)
     assert not reader.pending
     assert [entry.key[1:3] for entry in log.asks.wanted(log.readers)] == [(0, 0)]
@@ -467,7 +467,7 @@ def test_of_two_offsets_of_a_lane_the_nearer_is_asked_for() -> None:
     log = Log(make_counted_job(), bound_bytes=10**9)
     lanes = log.job.lanes
     near, far = [
-        log.open(Share(1, 0, 1), Cut(1), start, None, lambda: None) for start in (0, 5 * lanes)
+        Reader(log, Share(1, 0, 1), Cut(1), start, None, lambda: None) for start in (0, 5 * lanes)
     ]
     for reader in (near, far):
         reader.extend(9 * lanes)
@@ -539,7 +539,7 @@ def test_a_horizon_is_only_a_number(horizon: int) -> None:
 def test_lanes_that_never_meet_the_rank_cost_nothing() -> None:
     """A far horizon over lanes that this rank never reads ends at once."""
     log = Log(make_job(lanes=2), bound_bytes=10**9)
-    reader = log.open(Share(2, 0, 2), None, 0, frozenset({1}), lambda: None)
+    reader = Reader(log, Share(2, 0, 2), None, 0, frozenset({1}), lambda: None)
 
     reader.extend(2**62)
 
@@ -552,7 +552,7 @@ def test_wanted_lanes_alone_are_taken_to_the_end_of_a_finite_log() -> None:
     log = Log(job, bound_bytes=10**9)
     cut = Cut(1)
     woken: list[int] = []
-    reader = log.open(Share(1, 0, 1), cut, 0, frozenset({2}), lambda: woken.append(1))
+    reader = Reader(log, Share(1, 0, 1), cut, 0, frozenset({2}), lambda: woken.append(1))
     reader.extend(2**62)
 
     positions = []
@@ -597,7 +597,7 @@ class _Model:
         rank = self.rng.randrange(2)
         share = self.rng.choice([Share(1, 0, 1), Share(2, rank, 2), Share(4, rank * 2, 4)])
         start, count = self.rng.randrange(40), self.rng.randrange(1, 40)
-        reader = self.log.open(share, None, start, None, lambda: None)
+        reader = Reader(self.log, share, None, start, None, lambda: None)
         self.readers.append(reader)
         first = share.at_or_after(start)
         self.goals[reader] = [first + n * share.world_size for n in range(count)]
@@ -752,7 +752,7 @@ def test_a_bound_in_bytes_never_leaves_anybody_waiting(seed: int) -> None:
     for number in range(3):
         share = Share(3, number, 3)
         readers = [
-            log.open(share, None, number, frozenset(range(node, lanes, nodes)), lambda: None)
+            Reader(log, share, None, number, frozenset(range(node, lanes, nodes)), lambda: None)
             for node, log in enumerate(logs)
         ]
         ranks.append(Rank(readers, share, bound, prefetch=30, next=number))

@@ -40,7 +40,7 @@ def make_job(name: str = "job", lanes: int = 4) -> Job:
 def open_reader(
     log: Log, horizon: int, *, start: int = 0, host: str = "", of: Share | None = None
 ) -> Reader:
-    reader = log.open(of or Share(1, 0, 1), None, start, None, lambda: None, host=host)
+    reader = Reader(log, of or Share(1, 0, 1), None, start, None, lambda: None, host=host)
     reader.extend(horizon)
     return reader
 

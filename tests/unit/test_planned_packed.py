@@ -16,7 +16,7 @@ from penstock.server.core.expression import Expression
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
 from penstock.server.pipeline.counts import MAX_REASON_CHARACTERS, all_counts
 from penstock.server.planned.packed import PackedWindow, measures, outline, pack, with_cost
-from penstock.server.planned.plan import COSTS
+from penstock.server.planned.parameters import COSTS
 from penstock.server.roles import Sample, SampleBatcher
 from penstock.server.roles.batchers import (
     BestFitDecreasingPackingBatcher,

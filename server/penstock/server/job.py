@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock.server.core.canonical import canonical
 from penstock.server.core.shown import shown
-from penstock.server.planned_batches import JobPlan, in_words
-from penstock.server.role_set import DEFAULT_LANES, RoleSet, joint_layout
+from penstock.server.planned_batches import in_words
+from penstock.server.role_set import DEFAULT_LANES, JobPlan, RoleSet, joint_layout
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,

@@ -1,16 +1,13 @@
-"""What a job asks of its plan, and of the batches that the plan gives: `planned` has both."""
+"""What a job asks of the batches that its plan gives: see `penstock.server.planned`."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from penstock.server.core.refs import BatchPlan
 from penstock.server.roles.reading import Reading
-
-if TYPE_CHECKING:
-    from penstock.server.role_set import RoleSet
 
 
 class PlannedBatches(Protocol):
@@ -39,39 +36,9 @@ class PlannedBatches(Protocol):
         """Return what is counted in an epoch, of what a lane draws from or of all lanes."""
 
 
-class JobPlan(Protocol):
-    """How a job is planned.
-
-    Attributes:
-        index: The path or the URL of the index of sizes.
-        storage_options: Options of fsspec for it.
-        balance: The cost by which batches of a step are put together; None = by no cost.
-    """
-
-    index: str
-    storage_options: dict[str, Any]
-    balance: Any
-
-    def open(
-        self, roles: RoleSet, seed: int, batches_per_step: int | None, may_fail: int
-    ) -> PlannedBatches:
-        """Return the batches of some roles.
-
-        Args:
-            roles: The roles, opened.
-            seed: The job's seed.
-            batches_per_step: The job's; None = it says none.
-            may_fail: How many items that fail an index may have left out.
-
-        Raises:
-            InvalidJob: They cannot be planned so.
-            SourceUnavailable: What the plan is made of cannot be read.
-        """
-
-
 def in_words(counts: Mapping[str, int]) -> str:
     """Return counts by name as people read them."""
     return ", ".join(f"{name}: {count:,}" for name, count in sorted(counts.items()) if count)
 
 
-__all__ = ["JobPlan", "PlannedBatches", "in_words"]
+__all__ = ["PlannedBatches", "in_words"]

@@ -6,12 +6,12 @@ import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from penstock.server import roles as builtin
-from penstock.server.planned_batches import JobPlan, PlannedBatches
+from penstock.server.planned_batches import PlannedBatches
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
@@ -33,6 +33,36 @@ DEFAULT_LANES = 48
 """Divided by most world sizes, and enough to keep the lanes' planners from being the bottleneck."""
 
 EXHAUSTED = ("stop", "repeat")
+
+
+class JobPlan(Protocol):
+    """How a job is planned.
+
+    Attributes:
+        index: The path or the URL of the index of sizes.
+        storage_options: Options of fsspec for it.
+        balance: The cost by which batches of a step are put together; None = by no cost.
+    """
+
+    index: str
+    storage_options: dict[str, Any]
+    balance: Any
+
+    def open(
+        self, roles: RoleSet, seed: int, batches_per_step: int | None, may_fail: int
+    ) -> PlannedBatches:
+        """Return the batches of some roles.
+
+        Args:
+            roles: The roles, opened.
+            seed: The job's seed.
+            batches_per_step: The job's; None = it says none.
+            may_fail: How many items that fail an index may have left out.
+
+        Raises:
+            InvalidJob: They cannot be planned so.
+            SourceUnavailable: What the plan is made of cannot be read.
+        """
 
 
 class RoleSet:
@@ -444,6 +474,7 @@ def joint_layout(sets: Sequence[RoleSet]) -> Layout:
 __all__ = [
     "DEFAULT_LANES",
     "EXHAUSTED",
+    "JobPlan",
     "RoleSet",
     "deal_lanes",
     "joint_layout",

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from penstock.server.node.entry import Entry, Key, State
+from penstock.server.node.entry import Demand, Entry, Key, State
 from penstock.server.node.lanes import LaneState
-from penstock.server.node.reader import Reader
 from penstock.wire.numbering import Numbering
 
 
@@ -32,7 +31,7 @@ class Asks:
         """Tell whether an entry is still asked for."""
         return self._entries.get(entry.key.lane) is entry
 
-    def wanted(self, readers: Iterable[Reader]) -> Iterator[Entry]:
+    def wanted(self, readers: Iterable[Demand]) -> Iterator[Entry]:
         """Yield what is to be planned for readers who wait to know of it.
 
         Not of a lane of which a line is at work: its answer may say it.
@@ -41,7 +40,7 @@ class Asks:
             return
         before, self._entries = self._entries, {}
         for reader in readers:
-            for number, offset in reader.unknown.needed():
+            for number, offset in reader.unknown_batches():
                 lane = self._lanes[number]
                 if lane.is_planned or lane.has_ended(offset):
                     continue

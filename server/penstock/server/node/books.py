@@ -11,23 +11,22 @@ everybody waits for this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from penstock.server.job import Job
 from penstock.server.node.ahead import made_ahead
 from penstock.server.node.asks import Asks
 from penstock.server.node.dropped import Dropped
-from penstock.server.node.entry import Entry, Key, State
+from penstock.server.node.entry import Demand, Entry, Key, State
 from penstock.server.node.homes import LaneHomes
 from penstock.server.node.kept import KeptBatches
 from penstock.server.node.lanes import LaneState
 from penstock.server.node.made import MadeOffsets
 from penstock.server.node.peers import Peers
-from penstock.server.node.reader import Reader
 from penstock.server.node.spans import Span
 from penstock.wire.errors import PenstockError
 from penstock.wire.numbering import two_ends
-from penstock.wire.order import Cut, Share
+from penstock.wire.order import Cut
 
 MAX_CUTS = 64
 """Ways to cut a log into steps of which it is remembered what they drop: readers choose them."""
@@ -61,7 +60,7 @@ class Log:
         self.active: set[int] = set()  # lanes with something wanted
         self.entries: dict[Key, Entry] = {}
         self.kept = KeptBatches(bound_bytes)
-        self.readers: set[Reader] = set()
+        self.readers: set[Demand] = set()
         self.peers, self.turn = Peers(), 0.0
         self.ready_bytes = 0  # ready, for somebody
         self.making = 0
@@ -80,27 +79,11 @@ class Log:
         """Return how many positions beyond its horizon a reader's batches are made."""
         return made_ahead(self._ahead, self._ahead_bytes, self.largest_bytes, self.ticket_s)
 
-    def open(
-        self,
-        share: Share,
-        cut: Cut | None,
-        start: int,
-        lanes: frozenset[int] | None,
-        wake: Callable[[], None],
-        job: Job | None = None,
-        host: str = "",
-    ) -> Reader:
-        """Return a new reader; `job` = the job by whose name it reads, else the log's own."""
-        peer = self.peers.join(host)
-        reader = Reader(self, share, cut, start, lanes, wake, job or self.job, peer)
-        self.readers.add(reader)
-        return reader
-
     def key(self, position: int, cut: Cut | None) -> Key:
         """Return what stands at a position, for a reader, if no further lane ends before it."""
         return Key(position, *self.numbering.assume(position, cut))
 
-    def want(self, key: Key, reader: Reader) -> Entry:
+    def want(self, key: Key, reader: Demand) -> Entry:
         """Return the entry of a batch, wanted by this reader from now on."""
         entry = self.entries.get(key)
         if entry is None:
@@ -121,7 +104,7 @@ class Log:
             entry.hold()
         return entry
 
-    def leave(self, entry: Entry, reader: Reader) -> None:
+    def leave(self, entry: Entry, reader: Demand) -> None:
         """A reader has taken an entry, or wants it no more."""
         entry.readers.discard(reader)
         if entry.holder is reader:
@@ -240,7 +223,7 @@ class Log:
             raise two_ends(lane, end, f"at least {batches}")
         self.numbering.reach(lane, batches)
         for reader in self.readers:
-            reader.unknown.learned()
+            reader.learned()
 
     def ends_at(self, lane: int, batches: int) -> None:
         """Note where a lane ends: nothing after that is made. No position depends on it yet.

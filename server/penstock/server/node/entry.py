@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
+from penstock.server.job import Job
+from penstock.server.node.peers import Peer
+from penstock.server.node.ranked import Ranked
+from penstock.server.node.spans import Span
 from penstock.wire.errors import PenstockError
-
-if TYPE_CHECKING:
-    from penstock.server.node.reader import Reader
-    from penstock.server.node.spans import Span
+from penstock.wire.order import LaneOffset
 
 
 class State(Enum):
@@ -30,6 +31,44 @@ class Key(NamedTuple):
     lane: int
     offset: int
     blank: bool
+
+
+class Demand(Protocol):
+    """One open stream, as the books and those who give out work know it: see `Reader`."""
+
+    job: Job
+    peer: Peer
+    ready: Ranked[Entry]
+    closed: bool
+    gave_way: bool
+    horizon: int
+    moved_at: float
+
+    @property
+    def head(self) -> int:
+        """Return the lowest own position that was not taken yet."""
+
+    @property
+    def owed(self) -> Entry | None:
+        """Return what its consumer is owed next; None where it accepts nothing more."""
+
+    def urgency(self, entry: Entry) -> int:
+        """Return how many positions after the owed batch an entry lies; only the owed one has 0."""
+
+    def replaced(self, entry: Entry, fresh: Entry) -> None:
+        """Want a fresh entry in place of one whose bytes were freed."""
+
+    def settled(self, entry: Entry) -> None:
+        """Note that an entry that it wants is ready, or has failed."""
+
+    def renumber(self, first: int) -> None:
+        """Want anew what it wanted from a position on."""
+
+    def unknown_batches(self) -> Iterable[LaneOffset]:
+        """Return the batches of which it must be known more, for the next one or for the end."""
+
+    def learned(self) -> None:
+        """Note that more is known of where batches stand, or of what they hold."""
 
 
 @dataclass(eq=False)
@@ -51,8 +90,8 @@ class Entry:
 
     key: Key
     state: State = State.WANTED
-    readers: set[Reader] = field(default_factory=set)
-    holder: Reader | None = None
+    readers: set[Demand] = field(default_factory=set)
+    holder: Demand | None = None
     pins: int = 0
     header: bytes = b""
     span: Span | None = None
@@ -65,7 +104,7 @@ class Entry:
     gone: Callable[[Entry], None] | None = None
 
     @property
-    def nearest(self) -> Reader:
+    def nearest(self) -> Demand:
         """Return the reader that needs it soonest; there is one."""
         if len(self.readers) == 1:  # as a rule: this is asked for every batch, several times
             return next(iter(self.readers))
@@ -108,4 +147,4 @@ class Entry:
             self.free()
 
 
-__all__ = ["Entry", "Key", "State"]
+__all__ = ["Demand", "Entry", "Key", "State"]

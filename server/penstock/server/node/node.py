@@ -262,7 +262,7 @@ class Node:
     ) -> Reader:
         """Return a new reader, of a process on this host; the caller closes it."""
         wanted = frozenset(lanes) if lanes is not None else None
-        return self.log(job).open(share, cut, start, wanted, wake, job, host)
+        return Reader(self.log(job), share, cut, start, wanted, wake, job, host)
 
     def note_given(self, job: Job, offsets: Mapping[int, int]) -> None:
         """Take in what a reader was given before this node knew of it: nothing of it may move.

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
+from penstock.server.job import Job
+from penstock.server.node.books import Log
 from penstock.server.node.entry import Entry, Key, State
 from penstock.server.node.ranked import Ranked
 from penstock.server.node.unknown import Unknown
-from penstock.wire.order import Cut, Share
-
-if TYPE_CHECKING:
-    from penstock.server.job import Job
-    from penstock.server.node.books import Log
-    from penstock.server.node.peers import Peer
+from penstock.wire.order import Cut, LaneOffset, Share
 
 LOOK_POSITIONS = 1000
 """Positions that a reader of some lanes passes over in one turn: others are served in between."""
@@ -30,8 +26,9 @@ class Reader:
         start: No position below this is wanted.
         lanes: Lanes wanted from this node; None = all.
         wake: Called when something may be taken, or has failed.
-        job: The job by whose name it reads: another name of the log may have other policies.
-        peer: What it shares with the other readers of its host.
+        job: The job by whose name it reads, as another name of the log may have other policies;
+            None = the log's own.
+        host: Whose reader it is: it shares its bounds with the others of that host.
 
     Attributes:
         next: The position that its consumer needs next; it is given in any case.
@@ -52,10 +49,10 @@ class Reader:
         start: int,
         lanes: frozenset[int] | None,
         wake: Callable[[], None],
-        job: Job,
-        peer: Peer,
+        job: Job | None = None,
+        host: str = "",
     ) -> None:
-        self.job, self.peer = job, peer
+        self.job, self.peer = job or log.job, log.peers.join(host)
         self.log, self.share, self.cut, self.lanes, self.wake = log, share, cut, lanes, wake
         tail = None if cut is None else log.numbering.tail(cut)
         self.end = None if tail is None else tail.end
@@ -70,6 +67,7 @@ class Reader:
         self._start = self._next_wanted = self._next_ahead = share.at_or_after(start)
         self.unknown = Unknown(self)
         self.ready: Ranked[Entry] = Ranked()
+        log.readers.add(self)
 
     @property
     def head(self) -> int:
@@ -169,6 +167,14 @@ class Reader:
         return position if self.end is None else min(position, self.end)
 
     # --- where positions are not known yet ---
+
+    def unknown_batches(self) -> Iterable[LaneOffset]:
+        """Return the batches of which it must be known more, for the next one or for the end."""
+        return self.unknown.needed()
+
+    def learned(self) -> None:
+        """Note that more is known of where batches stand, or of what they hold."""
+        self.unknown.learned()
 
     @property
     def lacks(self) -> int | None:

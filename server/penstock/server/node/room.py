@@ -14,8 +14,7 @@ from collections.abc import Collection, Iterator
 import structlog
 
 from penstock.server.node.books import Log
-from penstock.server.node.entry import Entry, State
-from penstock.server.node.reader import Reader
+from penstock.server.node.entry import Demand, Entry, State
 
 logger = structlog.get_logger("penstock.node")
 
@@ -57,7 +56,7 @@ def lacks(log: Log, entry: Entry, busy_bytes: int) -> int:
     return used_bytes - bound
 
 
-def has_stalled(reader: Reader) -> bool:
+def has_stalled(reader: Demand) -> bool:
     """Tell whether nothing but its consumer has kept a reader from taking a batch for long."""
     owed = reader.owed
     is_ready = owed is None or owed.state is State.READY
@@ -122,7 +121,7 @@ def spare(entry: Entry, logs: Collection[Log]) -> Iterator[tuple[int, Entry, Log
 
 
 def _spare_of(
-    log: Log, reader: Reader, first: Reader | None, waits: bool
+    log: Log, reader: Demand, first: Demand | None, waits: bool
 ) -> Iterator[tuple[int, Entry, Log]]:
     """Yield what may be freed of what is ready for one reader, the farthest first."""
     passed = 0

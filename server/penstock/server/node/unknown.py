@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
+from penstock.server.node.books import Log
+from penstock.server.node.dropped import Dropped
 from penstock.server.node.entry import Entry, State
 from penstock.wire.errors import PenstockError
-from penstock.wire.order import LaneOffset
+from penstock.wire.order import Cut, LaneOffset
 
-if TYPE_CHECKING:
-    from penstock.server.node.dropped import Dropped
-    from penstock.server.node.reader import Reader
+
+class Position(Protocol):
+    """Where a reader stands: see `Reader`."""
+
+    log: Log
+    cut: Cut | None
+    wake: Callable[[], None]
+
+    @property
+    def finished(self) -> bool:
+        """Tell whether everything up to the log's end was taken."""
+
+    @property
+    def lacks(self) -> int | None:
+        """Return up to which position it must be known what stands where; None = it is known."""
 
 
 class Unknown:
@@ -24,7 +38,7 @@ class Unknown:
         position: The own position that it has looked for, and nobody knows yet; None = none.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Position) -> None:
         self._reader = reader
         self.position: int | None = None
         self._error: PenstockError | None = None  # of a batch that was asked for

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from penstock.server.core.refs import ItemRef
 
-if TYPE_CHECKING:
-    from penstock.server.roles.base import DataDistributor
+
+class Numbered(Protocol):
+    """What decides draws by their numbers: see `DataDistributor`."""
+
+    def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
+        """Return draw k of a lane; None after its last one."""
+
+    def draw_many(self, lane: int, lanes: int, k: int, count: int) -> list[ItemRef]:
+        """Return draws k, k + 1, ... of a lane, at most `count`."""
+
+    def is_of_user(self) -> bool:
+        """Tell whether a user wrote it."""
 
 
 class LaneDraws(ABC):
@@ -95,7 +105,7 @@ class NumberedDraws(LaneDraws):
     Derive from `LaneDraws` if more than `k` decides: this class can seek.
     """
 
-    def __init__(self, distributor: DataDistributor, lane: int, lanes: int) -> None:
+    def __init__(self, distributor: Numbered, lane: int, lanes: int) -> None:
         self.distributor, self.lane, self.lanes = distributor, lane, lanes
         self.k = 0
         self._peeked: dict[int, ItemRef] = {}  # by k: draws that were peeked at, computed once

@@ -10,17 +10,14 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from penstock.server.core.copies import own_copy
 from penstock.server.core.held import held_bytes
 from penstock.server.core.transient import is_transient
 from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.wire.errors import BadBatch, PenstockError, SourceChanged, SourceUnavailable
-
-if TYPE_CHECKING:
-    from penstock.server.roles.base import StreamSource
 
 OPEN_SHARDS = 128
 """Places at which shards are open at a time: more than a worker has lanes in most jobs, and far
@@ -33,6 +30,19 @@ fit is read again."""
 MAX_MARKS, KNOWN_SHARDS = 1024, 4096
 """Marks that are remembered of a shard, beyond which every second one is forgotten, and shards of
 which any are."""
+
+
+class Shards(Protocol):
+    """What the rows are read from: see `StreamSource`."""
+
+    def shards(self) -> Sequence[str]:
+        """Return the names of the shards, in order."""
+
+    def open(self, shard: int, mark: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield (raw item, mark of the row after it) of a shard, from a mark on."""
+
+    def code_of(self, method: str = "") -> str:
+        """Return what errors call its code."""
 
 
 class Mark(NamedTuple):
@@ -125,7 +135,7 @@ class ShardRows:
         source: The source.
     """
 
-    def __init__(self, source: StreamSource) -> None:
+    def __init__(self, source: Shards) -> None:
         self._source = source
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[int, int], list[_Open]] = OrderedDict()  # by the next row

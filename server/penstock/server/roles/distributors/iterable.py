@@ -4,34 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from penstock.server.core.counter_random import RANDOM_VERSION, CounterRandom
 from penstock.server.core.permutation import ORDER_VERSION, Permutation
 from penstock.server.roles.base import DataDistributor, Source, StreamSource, streaming
-from penstock.server.roles.distributors.waiting import RowDraws
+from penstock.server.roles.distributors.waiting import Piece, RowDraws
 from penstock.server.roles.draws import LaneDraws
 from penstock.wire.errors import InvalidJob
 from penstock.wire.refs import MAX_SHARDS
 
 MAX_BUFFER = 1 << 20
 """Rows that wait in the shuffle buffer of one lane. Each is in memory, raw."""
-
-
-class Piece(NamedTuple):
-    """What a lane reads at a time: a shard, or every so many rows of one.
-
-    Attributes:
-        epoch: Which pass over the data.
-        shard: The shard's number.
-        first: Its first row in this piece.
-        apart: How many rows of the shard lie between two of the piece, the first one counted.
-    """
-
-    epoch: int
-    shard: int
-    first: int
-    apart: int
 
 
 class IterableDistributor(DataDistributor):

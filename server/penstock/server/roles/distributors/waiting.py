@@ -11,23 +11,52 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from penstock.server.core.counter_random import CounterRandom
 from penstock.server.core.refs import ItemRef
+from penstock.server.roles.base import StreamSource
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.stream import FIRST, Mark, ReadRow
 from penstock.wire.errors import LaneStarved
 from penstock.wire.refs import row_index, shard_row
-
-if TYPE_CHECKING:
-    from penstock.server.roles.distributors.iterable import IterableDistributor
 
 EMPTY_PIECES = 1000
 """A lane gives up after four epochs of pieces without a row, and after at least this many."""
 
 _BITS = 32
 """Keys count parts of 2^-32 of a row, so that two rows hardly ever have one key."""
+
+
+class Piece(NamedTuple):
+    """What a lane reads at a time: a shard, or every so many rows of one.
+
+    Attributes:
+        epoch: Which pass over the data.
+        shard: The shard's number.
+        first: Its first row in this piece.
+        apart: How many rows of the shard lie between two of the piece, the first one counted.
+    """
+
+    epoch: int
+    shard: int
+    first: int
+    apart: int
+
+
+class Pieces(Protocol):
+    """What a lane reads, piece by piece: see `IterableDistributor`."""
+
+    name: str
+    buffer_size: int
+    shards: int
+    stream: StreamSource
+
+    def piece(self, lane: int, lanes: int, j: int) -> Piece | None:
+        """Return piece j of a lane; None after its last one."""
+
+    def pieces_per_shard(self, lanes: int) -> int:
+        """Return into how many pieces a shard is cut."""
 
 
 class _Point(NamedTuple):
@@ -84,9 +113,7 @@ class RowDraws(LaneDraws):
         delays: By a row's number in the lane, how long it waits.
     """
 
-    def __init__(
-        self, distributor: IterableDistributor, lane: int, lanes: int, delays: CounterRandom
-    ) -> None:
+    def __init__(self, distributor: Pieces, lane: int, lanes: int, delays: CounterRandom) -> None:
         self._distributor, self._lane, self._lanes = distributor, lane, lanes
         self._rows, self._delays = distributor.stream.rows, delays
         self._buffer = distributor.buffer_size
