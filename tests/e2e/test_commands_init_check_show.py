@@ -31,6 +31,7 @@ from penstock.server.commands.show import computed_batches
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.line import Line
 from penstock.wire import frame
+from penstock.wire.describe import batch_record
 from penstock.wire.order import Share
 from penstock.wire.v1.feed_pb2 import BatchHeader
 
@@ -1206,7 +1207,7 @@ def test_show_is_the_same_in_another_process(home: Path) -> None:
     assert run(["init", *sorted(str(path) for path in home.glob("*.parquet"))]) == 0
 
     here = [
-        json.dumps(frame.batch_record(BatchHeader.FromString(batch.header), batch.body, 3))
+        json.dumps(batch_record(BatchHeader.FromString(batch.header), batch.body, 3))
         for batch in computed_batches(load("penstock.yaml").job("main"), range(3, 4), 1, share=None)
     ]
     there = command("show", "penstock.yaml", "main", "--position", "3", "--json")

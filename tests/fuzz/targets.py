@@ -44,6 +44,7 @@ from penstock.server.rpc.gate import Gate, certificate_names
 from penstock.server.tls import NodeTls
 from penstock.wire import frame
 from penstock.wire.certificates import validity, validity_of_der
+from penstock.wire.describe import batch_record, describe_values
 from penstock.wire.errors import PenstockError, StaleGeneration, decode_error, encode_error
 from penstock.wire.parse import parse
 from penstock.wire.v1 import feed_pb2
@@ -116,8 +117,8 @@ def _frame(data: bytes) -> None:
     sent = sent[: frame.sent_bytes(header)]
     body = frame.completed(header, sent)
     frame.decode_entries(entries, body)
-    frame.describe_values(header)
-    frame.batch_record(header, body, 1)
+    describe_values(header)
+    batch_record(header, body, 1)
 
 
 def _replies(data: bytes) -> None:

@@ -45,7 +45,7 @@ def headline(record: Mapping[str, Any], *, padding: bool) -> str:
     """Return one line about a batch.
 
     Args:
-        record: From `frame.batch_record`.
+        record: From `describe.batch_record`.
         padding: The batch is padding.
     """
     first = [name for name in FIRST_COUNTS if name in record["counts"]]
@@ -78,7 +78,7 @@ def value_text(name: str, described: Mapping[str, Any]) -> str:
 
     Args:
         name: Its name.
-        described: From `frame.describe_values`.
+        described: From `describe.describe_values`.
     """
     if described["kind"] != "tensor":
         return f"{plain(name)} {described['kind']}"

@@ -19,6 +19,9 @@ from penstock.wire.errors import UnsupportedValue
 
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
+DATASET_NAME = "dataset_name"
+"""The value of a joint job's batches that names the set of roles which made it."""
+
 BFLOAT16 = "bfloat16"
 
 STORAGE: dict[str, np.dtype[Any]] = {
@@ -304,6 +307,7 @@ def _unsupported(where: str, value: Any, remedy: str, dtype: str | None = None) 
 
 __all__ = [
     "BFLOAT16",
+    "DATASET_NAME",
     "MAX_DIMENSIONS",
     "MAX_JSON_DEPTH",
     "MAX_LIST_DEPTH",

@@ -18,7 +18,7 @@ from penstock.server.role_set import deal_lanes, joint_specs, name_taken
 from penstock.server.roles.base import KeySpec
 from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob, InvalidRequest
-from penstock.wire.frame import DATASET_NAME
+from penstock.wire.values import DATASET_NAME
 
 CHOICES = ("step", "batch", "lane")
 

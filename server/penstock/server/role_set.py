@@ -27,7 +27,7 @@ from penstock.server.roles.columns import ColumnCollator, Indices, SequenceColum
 from penstock.server.roles.reading import Reading
 from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob
-from penstock.wire.frame import DATASET_NAME
+from penstock.wire.values import DATASET_NAME
 
 DEFAULT_LANES = 48
 """Divided by most world sizes, and enough to keep the lanes' planners from being the bottleneck."""

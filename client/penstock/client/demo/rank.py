@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.client.loader import Loader
-from penstock.wire import frame
+from penstock.wire.describe import batch_record
 from penstock.wire.errors import PenstockError
 
 
@@ -64,7 +64,7 @@ def read(options: argparse.Namespace) -> int:
                 found = loader.stats()
                 say(
                     "batch",
-                    **frame.batch_record(batch.header, batch.body, batch.step),
+                    **batch_record(batch.header, batch.body, batch.step),
                     micro=batch.micro,
                     wait_share=round(found["wait_share"], 4),
                     tokens_per_s=round(found["tokens_per_s"], 1),

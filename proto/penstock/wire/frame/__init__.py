@@ -11,7 +11,6 @@ another, each at a multiple of 64 bytes, zeros between them. It travels as `Read
 * `checks`: what a client refuses of what came.
 * `completing`: packed rows that travel in place of a body, and the body made of them.
 * `decode`: the values, read from header and body.
-* `describe`: what a batch holds, for people.
 * `octets`: views, checksums and protobuf's fields by hand, for all of these.
 
 In the order of a batch's way:
@@ -25,32 +24,81 @@ What comes from the network is checked before anything is allocated by it, and `
 `ChecksumMismatch` is all that it can cause.
 """
 
-from penstock.wire.frame.checks import check_chunk, check_crc, check_header
-from penstock.wire.frame.completing import complete, completed, sent_bytes
-from penstock.wire.frame.decode import (
-    TensorMaker,
-    bfloat16_dtype,
-    decode_entries,
-    decode_values,
-    numpy_maker,
-)
-from penstock.wire.frame.describe import DATASET_NAME, batch_record, describe_values
-from penstock.wire.frame.entries import Entries, Entry, read_entries, tensors_of
-from penstock.wire.frame.layout import Layout
-from penstock.wire.frame.messages import (
-    ChunkView,
-    Reply,
-    batch_messages,
-    bundle,
-    parse_replies,
-    parse_reply,
-)
-from penstock.wire.frame.octets import Buffer, crc32c, extend_crc32c
-from penstock.wire.frame.record import MAX_HEADER_BYTES, write_body, write_header
-from penstock.wire.frame.seal import check_sealed, read_header, with_position, without_samples
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.wire.frame.checks import check_chunk, check_crc, check_header
+    from penstock.wire.frame.completing import complete, completed, sent_bytes
+    from penstock.wire.frame.decode import (
+        TensorMaker,
+        bfloat16_dtype,
+        decode_entries,
+        decode_values,
+        numpy_maker,
+    )
+    from penstock.wire.frame.entries import Entries, Entry, read_entries, tensors_of
+    from penstock.wire.frame.layout import Layout
+    from penstock.wire.frame.messages import (
+        ChunkView,
+        Reply,
+        batch_messages,
+        bundle,
+        parse_replies,
+        parse_reply,
+    )
+    from penstock.wire.frame.octets import Buffer, crc32c, extend_crc32c
+    from penstock.wire.frame.record import MAX_HEADER_BYTES, write_body, write_header
+    from penstock.wire.frame.seal import check_sealed, read_header, with_position, without_samples
+
+_FILES = {
+    "check_chunk": "checks",
+    "check_crc": "checks",
+    "check_header": "checks",
+    "complete": "completing",
+    "completed": "completing",
+    "sent_bytes": "completing",
+    "TensorMaker": "decode",
+    "bfloat16_dtype": "decode",
+    "decode_entries": "decode",
+    "decode_values": "decode",
+    "numpy_maker": "decode",
+    "Entries": "entries",
+    "Entry": "entries",
+    "read_entries": "entries",
+    "tensors_of": "entries",
+    "Layout": "layout",
+    "ChunkView": "messages",
+    "Reply": "messages",
+    "batch_messages": "messages",
+    "bundle": "messages",
+    "parse_replies": "messages",
+    "parse_reply": "messages",
+    "Buffer": "octets",
+    "crc32c": "octets",
+    "extend_crc32c": "octets",
+    "MAX_HEADER_BYTES": "record",
+    "write_body": "record",
+    "write_header": "record",
+    "check_sealed": "seal",
+    "read_header": "seal",
+    "with_position": "seal",
+    "without_samples": "seal",
+}
+"""Whoever only writes batches loads nothing that reads them."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
+    globals()[name] = value
+    return value
+
 
 __all__ = [
-    "DATASET_NAME",
     "MAX_HEADER_BYTES",
     "Buffer",
     "ChunkView",
@@ -60,7 +108,6 @@ __all__ = [
     "Reply",
     "TensorMaker",
     "batch_messages",
-    "batch_record",
     "bfloat16_dtype",
     "bundle",
     "check_chunk",
@@ -72,7 +119,6 @@ __all__ = [
     "crc32c",
     "decode_entries",
     "decode_values",
-    "describe_values",
     "extend_crc32c",
     "numpy_maker",
     "parse_replies",

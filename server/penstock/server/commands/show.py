@@ -26,6 +26,7 @@ from penstock.server.pipeline.line import (
 )
 from penstock.server.store.recorded import Recorded, version_warning
 from penstock.wire import frame
+from penstock.wire.describe import batch_record
 from penstock.wire.errors import PastEnd
 from penstock.wire.order import Cut, Share
 from penstock.wire.refs import number_text
@@ -210,7 +211,7 @@ class Replay:
 
 def _record(computed: Computed, batches_per_step: int) -> dict[str, Any]:
     header = frame.read_header(computed.header)
-    return frame.batch_record(header, computed.body, header.position // batches_per_step)
+    return batch_record(header, computed.body, header.position // batches_per_step)
 
 
 def _readable(job: Job, computed: Computed, batches_per_step: int, as_text: bool) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.wire import digest
+from penstock.wire.digest import batch_digest
 from penstock.wire.frame.octets import Buffer
 from penstock.wire.v1 import feed_pb2
+from penstock.wire.values import DATASET_NAME
 
 _KINDS = {
     "tensor": "tensor",
@@ -20,9 +21,6 @@ _KINDS = {
     "none": "none",
 }
 """Field of `Value` -> the kind's name in Describe and in records."""
-
-DATASET_NAME = "dataset_name"
-"""The value of a joint job's batches that names the set of roles which made it."""
 
 
 def describe_values(header: feed_pb2.BatchHeader) -> dict[str, dict[str, Any]]:
@@ -55,7 +53,7 @@ def batch_record(header: feed_pb2.BatchHeader, body: Buffer, step: int) -> dict[
         "step": step,
         "lane": header.lane,
         "offset": header.offset,
-        "digest": digest.batch_digest(header, body),
+        "digest": batch_digest(header, body),
         "values": describe_values(header),
         "counts": {count.name: count.value for count in header.counts},
         "items": [[sample.source, sample.index, sample.epoch] for sample in header.samples],
@@ -66,4 +64,4 @@ def batch_record(header: feed_pb2.BatchHeader, body: Buffer, step: int) -> dict[
     return {**record, DATASET_NAME: made_by[0]} if made_by else record
 
 
-__all__ = ["DATASET_NAME", "batch_record", "describe_values"]
+__all__ = ["batch_record", "describe_values"]
