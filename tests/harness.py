@@ -28,7 +28,8 @@ from penstock.client.cli import main as penstock
 from penstock.server import said
 from penstock.server.cli import run as penstockd
 from penstock.wire import MAX_MESSAGE_BYTES, PROTOCOL, frame
-from penstock.wire.errors import ERROR_METADATA_KEY, PenstockError, decode_error
+from penstock.wire.errors import PenstockError
+from penstock.wire.sent_errors import ERROR_METADATA_KEY, decode_error
 from penstock.wire.v1 import cursors_pb2_grpc, feed_pb2, feed_pb2_grpc
 
 START_DEADLINE_S = 60.0

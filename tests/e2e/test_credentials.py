@@ -23,7 +23,8 @@ from harness import call_command, serving, write_job_file
 from penstock.client import Loader
 from penstock.server.sources import JsonlSource
 from penstock.wire.credentials import without_credentials
-from penstock.wire.errors import InvalidJob, decode_error, encode_error
+from penstock.wire.errors import InvalidJob
+from penstock.wire.sent_errors import decode_error, encode_error
 
 SECRETS = ("wordOfMe", "signatureOfMe", "keyOfMe")
 LINES = "".join(json.dumps({"input_ids": [n, n + 1]}) + "\n" for n in range(40)).encode()

@@ -23,7 +23,7 @@ from penstock.client.reading import borrowing
 from penstock.client.reading.borrowing import MAX_MAPPINGS
 from penstock.client.testing import Lazy, Misuse, Random, SimulatedDevice
 from penstock.client.testing.device import DeviceArray
-from penstock.wire.frame import batch_record
+from penstock.wire.describe import batch_record
 
 ROLES = """
 import numpy

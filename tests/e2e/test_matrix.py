@@ -32,7 +32,7 @@ from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS
 from penstock.server.roles.processors import BUILTIN_PROCESSORS
 from penstock.server.sources import BUILTIN_SOURCES
 from penstock.wire import LENT_BYTES
-from penstock.wire.frame import batch_record
+from penstock.wire.describe import batch_record
 from penstock.wire.transport import Transport
 
 COUNT = 6

@@ -16,7 +16,8 @@ from penstock.client import Limits, Loader
 from penstock.server.jobs.load import load
 from penstock.server.local import LocalLoader
 from penstock.wire import PROTOCOL
-from penstock.wire.frame import batch_record, decode_values, read_header
+from penstock.wire.describe import batch_record
+from penstock.wire.frame import decode_values, read_header
 from penstock.wire.v1 import feed_pb2
 
 ROLES = """

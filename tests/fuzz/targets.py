@@ -45,8 +45,9 @@ from penstock.server.tls import NodeTls
 from penstock.wire import frame
 from penstock.wire.certificates import validity, validity_of_der
 from penstock.wire.describe import batch_record, describe_values
-from penstock.wire.errors import PenstockError, StaleGeneration, decode_error, encode_error
+from penstock.wire.errors import PenstockError, StaleGeneration
 from penstock.wire.parse import parse
+from penstock.wire.sent_errors import decode_error, encode_error
 from penstock.wire.v1 import feed_pb2
 
 KEPT = Path(__file__).parents[1] / "data" / "fuzz"

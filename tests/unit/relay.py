@@ -19,7 +19,8 @@ from typing import Any
 import grpc
 
 from penstock.wire import MAX_MESSAGE_BYTES, frame
-from penstock.wire.errors import ERROR_METADATA_KEY, PenstockError, encode_error
+from penstock.wire.errors import PenstockError
+from penstock.wire.sent_errors import ERROR_METADATA_KEY, encode_error
 from penstock.wire.v1 import feed_pb2
 
 PREFIX = "/penstock.wire.v1."

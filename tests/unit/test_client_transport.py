@@ -15,7 +15,6 @@ import pytest
 from penstock.client import Loader
 from penstock.client.reading.transport import GrpcTransport, error_from_rpc, open_transport
 from penstock.wire.errors import (
-    ERROR_METADATA_KEY,
     ERRORS,
     Internal,
     InvalidRequest,
@@ -23,8 +22,8 @@ from penstock.wire.errors import (
     PenstockError,
     ProtocolMismatch,
     Unreachable,
-    encode_error,
 )
+from penstock.wire.sent_errors import ERROR_METADATA_KEY, encode_error
 from penstock.wire.transport import Endpoint
 from unit.served import ServedNode
 

@@ -31,9 +31,9 @@ from penstock.wire import (
     WIDE_CHUNK_BYTES,
 )
 from penstock.wire.digest import batch_digest
-from penstock.wire.errors import ERROR_METADATA_KEY
 from penstock.wire.frame import MAX_HEADER_BYTES
 from penstock.wire.order import MAX_POSITION
+from penstock.wire.sent_errors import ERROR_METADATA_KEY
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 from penstock.wire.values import MAX_DIMENSIONS, MAX_LIST_DEPTH, STORAGE
 

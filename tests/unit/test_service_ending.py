@@ -8,7 +8,8 @@ import grpc
 import pytest
 
 from penstock.server.rpc.ending import ending
-from penstock.wire.errors import BadItem, Internal, decode_error
+from penstock.wire.errors import BadItem, Internal
+from penstock.wire.sent_errors import decode_error
 
 
 class Broken:

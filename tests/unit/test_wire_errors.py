@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import re
 from pathlib import Path
@@ -14,16 +15,14 @@ from hypothesis import strategies as st
 
 from penstock.wire import errors
 from penstock.wire.errors import (
-    ERROR_METADATA_KEY,
     ERRORS,
     BadFrame,
     BadItem,
     PenstockError,
     StaleGeneration,
-    clean_text,
-    decode_error,
-    encode_error,
 )
+from penstock.wire.plain import clean_text
+from penstock.wire.sent_errors import ERROR_METADATA_KEY, decode_error, encode_error
 from penstock.wire.terminal import plain_lines
 from penstock.wire.v1 import error_pb2
 
@@ -42,6 +41,18 @@ def test_every_error_class_is_in_the_table_once() -> None:
     assert set(classes) == set(EVERY)
     assert {cls.__name__ for cls in classes} <= set(errors.__all__)
     assert all(ERRORS[cls.code] is cls for cls in classes)
+
+
+def test_the_tree_at_the_top_of_the_file_names_every_error() -> None:
+    tree = str(errors.__doc__).split("```")[1].replace(" (", ", (")
+    lines = [line for line in tree.splitlines() if line.startswith("    ")]
+    named = [name.strip() for line in lines for name in line.split(",") if "(" not in name]
+    assert sorted(name for name in named if name) == sorted(
+        cls.__name__ for cls in ERRORS.values() if cls is not PenstockError
+    )
+    # In the order of the file.
+    places = [inspect.getsourcelines(getattr(errors, name))[1] for name in named if name]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize("cls", EVERY)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, frame
+from penstock.wire.describe import batch_record, describe_values
 from penstock.wire.digest import batch_digest
 from penstock.wire.errors import BadFrame, ChecksumMismatch, UnsupportedValue
 from penstock.wire.frame import (
@@ -21,11 +22,9 @@ from penstock.wire.frame import (
     Layout,
     Reply,
     batch_messages,
-    batch_record,
     check_chunk,
     check_crc,
     crc32c,
-    describe_values,
     parse_reply,
     with_position,
     write_body,

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.wire.describe import describe_values
 from penstock.wire.errors import BadFrame, ChecksumMismatch
 from penstock.wire.frame import (
     Layout,
@@ -20,7 +21,6 @@ from penstock.wire.frame import (
     check_crc,
     check_header,
     decode_values,
-    describe_values,
     parse_reply,
     sent_bytes,
     with_position,

@@ -20,6 +20,7 @@ from hypothesis.extra import numpy as npst
 from PIL import Image
 
 from penstock.wire import ALIGNMENT
+from penstock.wire.describe import describe_values
 from penstock.wire.errors import MissingExtra, UnsupportedValue
 from penstock.wire.frame import (
     Layout,
@@ -28,7 +29,6 @@ from penstock.wire.frame import (
     check_crc,
     check_header,
     decode_values,
-    describe_values,
     parse_reply,
     with_position,
     write_body,

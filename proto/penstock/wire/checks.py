@@ -12,9 +12,10 @@ from numbers import Real
 from operator import index
 from typing import Any
 
-from penstock.wire.errors import InvalidJob, InvalidRequest, clean_text
+from penstock.wire.errors import InvalidJob, InvalidRequest
 from penstock.wire.nearest import nearest
 from penstock.wire.order import MAX_POSITION
+from penstock.wire.plain import clean_text
 
 # --- parameters of a job ---
 

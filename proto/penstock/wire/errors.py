@@ -3,28 +3,38 @@
 An error is a *situation* that the caller can act on. Its message says what is, with the values, and
 what to do next. The code and the fields travel beside the gRPC status, so a client in any language
 can act without parsing sentences, and the Python client raises the same class as the server did.
+
+```
+PenstockError
+  a caller's or an operator's mistake
+    InvalidJob, InvalidRequest, UnknownJob, UnknownGroup, UnknownCheckpoint, UnknownVerdict,
+    RankOutOfRange, UnevenStep, ProtocolMismatch, PortInUse, MissingExtra
+  cursors and generations
+    StaleGeneration, GroupInUse, WorldSizeMismatch, StepSizeMismatch, JobChanged,
+    OtherStore, CheckpointExists, CommitOutOfRange
+  positions
+    PastEnd, PositionFar
+  data
+    Counting, SourceUnavailable, SourceChanged, BadItem, BadBatch, LaneStarved,
+    SourceExhausted, WorkerCrashed, LogDiverged, ChecksumMismatch, BadFrame,
+    UnsupportedValue
+  the store
+    StoreUnavailable, StoreLocked, StoreCorrupt, BadSnapshot
+  the client
+    Unreachable, Unauthenticated, Forbidden, TlsFailed (an Unreachable), DataTimeout,
+    ForkedLoader, BadState, NotStarted, NoGroup, NoDevice (an InvalidRequest),
+    OutOfDeviceMemory, CannotPin, DeviceFailed, Internal
+```
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self, TypeAlias, dataclass_transform
 
-from google.protobuf.message import DecodeError
-
 from penstock.wire.credentials import value_without_credentials, without_credentials
 from penstock.wire.plain import plain_lines
-from penstock.wire.v1 import error_pb2
-
-ERROR_METADATA_KEY = "penstock-error-bin"
-
-_SENTENCE_BYTES = 1500
-_FIELDS_BYTES = 2500
-_STATUS_BYTES = 1000
-# HTTP/2 peers refuse metadata above 8 KiB, where base64 costs a third, the sentence is sent twice,
-# and the status writes every byte that is not ASCII as three.
 
 ItemField: TypeAlias = "Sequence[str | int] | str | int"
 """An item as errors name it: `[source, index, epoch]`, or its source's own name for it."""
@@ -939,121 +949,5 @@ def _every(cls: type[PenstockError]) -> list[type[PenstockError]]:
 ERRORS: dict[str, type[PenstockError]] = {cls.code: cls for cls in _every(PenstockError)}
 """The one table: code -> class; each class knows its gRPC status."""
 
-
-def clean_text(text: str, limit: int) -> str:
-    r"""Return a text that any wire, terminal and store can hold: whole Unicode, of bounded length.
-
-    Half surrogate pairs (a file's name that is not UTF-8 has them) become `\udcff`, as Python
-    writes them. What is longer than the limit keeps its beginning and says how much is missing.
-
-    Args:
-        text: A text of any length: it is never copied as a whole.
-        limit: Characters that the result has at most, with the note of what was cut; 64 or more.
-    """
-    length = len(text)
-    kept = str.__getitem__(text, slice(limit)).encode("utf-8", "backslashreplace").decode("utf-8")
-    if length <= limit and len(kept) <= limit:
-        return kept
-    room = limit - len(f"... ({length} more characters)")
-    # A character may be escaped as six or more: those before the cut are found again in the text.
-    begin = str.__getitem__(text, slice(room))
-    kept = begin.encode("utf-8", "backslashreplace").decode("utf-8")
-    while len(kept) > room:
-        begin = begin[: -max(1, (len(kept) - room) // 6)]
-        kept = begin.encode("utf-8", "backslashreplace").decode("utf-8")
-    return f"{kept}... ({length - len(begin)} more characters)"
-
-
-def clean_json(value: Any, limit: int) -> Any:
-    """Return a JSON-able value whose every text is clean, as `clean_text` does it.
-
-    Args:
-        value: Made of dict, list, tuple, str, numbers, bool and None; anything else becomes text.
-        limit: Characters that each text has at most; 64 or more.
-    """
-    if isinstance(value, str):
-        return clean_text(value, limit)
-    if isinstance(value, dict):
-        return {
-            clean_text(str(key), limit): clean_json(element, limit)
-            for key, element in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [clean_json(element, limit) for element in value]
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return clean_text(str(value), limit)
-
-
-def status_text(error: PenstockError) -> str:
-    """Return the sentence that the gRPC status itself carries: whole Unicode, and short enough."""
-    limit = _STATUS_BYTES
-    # 64 characters of 12 bytes fit, so this ends.
-    while _percent_bytes(text := clean_text(error.message, limit)) > _STATUS_BYTES:
-        limit = max(64, limit * 3 // 4)
-    return text
-
-
-def _percent_bytes(text: str) -> int:
-    """Return how long a text is in a gRPC status: bytes outside of ASCII are written as `%E2`."""
-    return sum(1 if 32 <= byte < 127 and byte != ord("%") else 3 for byte in text.encode())
-
-
-def encode_error(error: PenstockError) -> bytes:
-    """Return the bytes that travel in the trailing metadata `ERROR_METADATA_KEY`."""
-    sentence = clean_text(error.message, _SENTENCE_BYTES).encode()[:_SENTENCE_BYTES]
-    return error_pb2.Error(
-        code=error.code, message=sentence.decode("utf-8", "ignore"), fields=_fields_json(error)
-    ).SerializeToString()
-
-
-def _fields_json(error: PenstockError) -> str:
-    """The fields as JSON, cut if needed: a traceback must not displace code and sentence."""
-    cleaned = {name: _clean_field(name, value) for name, value in error.fields.items()}
-    text = json.dumps(cleaned, sort_keys=True)
-    for limit in (1000, 300, 100, 30):
-        if len(text) <= _FIELDS_BYTES:
-            return text
-        cut = {name: _cut(name, value, limit) for name, value in cleaned.items()}
-        text = json.dumps(cut, sort_keys=True)
-    return text if len(text) <= _FIELDS_BYTES else "{}"
-
-
-def _clean_field(name: str, value: Any) -> Any:
-    if name == "traceback" and isinstance(value, str):
-        value = value[-_FIELDS_BYTES:]  # its end says most
-    return clean_json(value, _FIELDS_BYTES)
-
-
-def _cut(name: str, value: Any, limit: int) -> Any:
-    text = value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)
-    if len(text) <= limit:
-        return value if isinstance(value, str) else json.loads(text)
-    # The last lines of a traceback say what was raised and where.
-    return "..." + text[-limit:] if name == "traceback" else text[:limit] + "..."
-
-
-def decode_error(data: bytes) -> PenstockError:
-    """Return the error that `encode_error` wrote.
-
-    An unknown code gives the base class; bytes that are not such an error give a `BadFrame`.
-    """
-    try:
-        message = error_pb2.Error.FromString(data)
-        given = json.loads(message.fields or "{}")
-    except (DecodeError, ValueError, RecursionError) as error:
-        return BadFrame(f"the other side's error cannot be read ({error}): look into its output")
-    cls = ERRORS.get(message.code, PenstockError)
-    return cls.with_fields(message.message, given if isinstance(given, dict) else {})
-
-
-__all__ = [
-    "ERRORS",
-    "ERROR_METADATA_KEY",
-    "clean_json",
-    "clean_text",
-    "decode_error",
-    "encode_error",
-    "status_text",
-]
+__all__ = ["ERRORS"]
 __all__ += sorted(cls.__name__ for cls in ERRORS.values())

@@ -21,8 +21,9 @@ from penstock.server.roles.base import Target
 from penstock.server.scraped import CallerCollector, StatusCollector
 from penstock.server.tally import Tally, made
 from penstock.wire import tracing
-from penstock.wire.errors import PenstockError, clean_text
+from penstock.wire.errors import PenstockError
 from penstock.wire.metrics import help_of
+from penstock.wire.plain import clean_text
 
 COUNTING = "count"
 """What the processes that count spend their seconds on, beside the stages of workers."""

@@ -20,7 +20,6 @@ from penstock.client.reading.conversation import Conversation
 from penstock.client.reading.tls_trouble import trouble
 from penstock.wire import frame
 from penstock.wire.errors import (
-    ERROR_METADATA_KEY,
     Internal,
     InvalidRequest,
     MissingExtra,
@@ -28,9 +27,9 @@ from penstock.wire.errors import (
     ProtocolMismatch,
     TlsFailed,
     Unreachable,
-    decode_error,
 )
 from penstock.wire.memory import memory_path
+from penstock.wire.sent_errors import ERROR_METADATA_KEY, decode_error
 from penstock.wire.transport import Endpoint, ReadCall, Transport
 
 ENTRY_POINTS = "penstock.transports"

@@ -21,8 +21,9 @@ from penstock.server.node.aside import Began, attend, end_aside, short_status, s
 from penstock.server.node.start import Process
 from penstock.server.planned.log import planned_log
 from penstock.server.role_set import RoleSet
-from penstock.wire.errors import Internal, JobChanged, decode_error
+from penstock.wire.errors import Internal, JobChanged
 from penstock.wire.resources import usable_cpus
+from penstock.wire.sent_errors import decode_error
 
 LEAST_SAMPLES = 2_000_000
 """Below this, one process takes a second or two, as long as others take to start."""

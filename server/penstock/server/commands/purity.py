@@ -58,10 +58,9 @@ from penstock.wire.errors import (
     LogDiverged,
     PastEnd,
     PenstockError,
-    decode_error,
-    encode_error,
 )
 from penstock.wire.order import Order
+from penstock.wire.sent_errors import decode_error, encode_error
 
 Facts = dict[str, str]
 """Name of a value -> its digest."""

@@ -29,7 +29,8 @@ from penstock.server.job import Job
 from penstock.server.jobs.load import Config, load
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
-from penstock.wire.errors import PenstockError, decode_error, encode_error
+from penstock.wire.errors import PenstockError
+from penstock.wire.sent_errors import decode_error, encode_error
 
 MAX_PROCESSES = 64
 """Each imports what the job needs, and holds its own pools and blocks, as a worker does."""

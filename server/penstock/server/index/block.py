@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.server.pipeline.counts import MAX_REASON_CHARACTERS, MAX_REASONS
-from penstock.wire.errors import clean_text
+from penstock.wire.plain import clean_text
 
 _HEADER = struct.Struct("<IQIBBxxI")
 _SIZE_WIDTHS, _COUNT_WIDTHS = (2, 4, 8), (1, 2, 4)

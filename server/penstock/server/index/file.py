@@ -43,7 +43,8 @@ from penstock.server.index.block import (
 from penstock.server.index.inputs import check_inputs, index_inputs
 from penstock.server.index.place import KEY, Place
 from penstock.server.usercode.frames import error_line
-from penstock.wire.errors import InvalidJob, clean_text
+from penstock.wire.errors import InvalidJob
+from penstock.wire.plain import clean_text
 
 VERSION = 1
 _NAME = b"PENSTOCK-SIZES"

@@ -17,7 +17,8 @@ from penstock.server.indexing.blocks import Block, Stretches
 from penstock.server.node.aside import end_aside, short_status, start_aside
 from penstock.server.node.page import Note, Page
 from penstock.server.node.start import Process
-from penstock.wire.errors import JobChanged, WorkerCrashed, decode_error
+from penstock.wire.errors import JobChanged, WorkerCrashed
+from penstock.wire.sent_errors import decode_error
 
 MAX_DEATHS = 3
 LOOK_S = 0.5

@@ -33,7 +33,8 @@ from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.role import asked
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line, user_traceback
-from penstock.wire.errors import InvalidJob, PenstockError, clean_text
+from penstock.wire.errors import InvalidJob, PenstockError
+from penstock.wire.plain import clean_text
 
 TOGETHER = 64
 """Items that are read and processed at once, at most: more of them cost no less each."""

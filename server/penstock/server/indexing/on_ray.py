@@ -23,13 +23,9 @@ from typing import Any
 from penstock.server.indexing.blocks import Block
 from penstock.server.indexing.crew import Answer, Crew, Hears
 from penstock.server.sources.access import require
-from penstock.wire.errors import (
-    PenstockError,
-    Unreachable,
-    clean_text,
-    decode_error,
-    encode_error,
-)
+from penstock.wire.errors import PenstockError, Unreachable
+from penstock.wire.plain import clean_text
+from penstock.wire.sent_errors import decode_error, encode_error
 
 RUN_BLOCKS = 8
 """Blocks of a task, at most: to start its process takes a second, and what a killed command has of

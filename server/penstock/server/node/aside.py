@@ -18,7 +18,8 @@ from typing import BinaryIO, NamedTuple
 from penstock.server.node.page import Page
 from penstock.server.node.start import Process, inherit, start
 from penstock.server.sources.catalog import take_catalogs
-from penstock.wire.errors import Internal, PenstockError, encode_error
+from penstock.wire.errors import Internal, PenstockError
+from penstock.wire.sent_errors import encode_error
 
 END_S = 2.0
 """How long a process whose work is done may take to end."""

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, get_args
 from penstock.server.core.verdict import Verdict
 from penstock.server.node.memory import Descriptor
 from penstock.server.node.messages import Body, FromServer, FromWorker, LineSnapshot, Snapshot
-from penstock.wire.errors import clean_text
 from penstock.wire.order import MAX_POSITION
+from penstock.wire.plain import clean_text
 
 _HEAD = struct.Struct("<II")
 READ_BYTES = 1 << 18

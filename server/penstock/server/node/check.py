@@ -33,9 +33,9 @@ from penstock.server.node.messages import (
     Warned,
 )
 from penstock.server.node.page import STAGES
-from penstock.wire.errors import clean_json, clean_text
 from penstock.wire.frame import MAX_HEADER_BYTES
 from penstock.wire.order import MAX_POSITION
+from penstock.wire.plain import clean_json, clean_text
 
 MAX_TEXT = 8000
 """How many characters of a text are kept: an error's sentence, its fields, a warning."""

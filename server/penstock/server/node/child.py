@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.server.said import raw_line
-from penstock.wire.errors import PenstockError, clean_text
+from penstock.wire.errors import PenstockError
+from penstock.wire.plain import clean_text
 
 MAX_MESSAGE, MAX_FIELD = 4000, 16_000
 """Characters of an error's sentence and of any text in its fields that leave a worker: a role's

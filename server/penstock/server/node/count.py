@@ -32,7 +32,8 @@ from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.planner import Planner, open_planner
 from penstock.server.pipeline.verdicts import VerdictBook
-from penstock.wire.errors import BadSnapshot, Internal, PenstockError, clean_text
+from penstock.wire.errors import BadSnapshot, Internal, PenstockError
+from penstock.wire.plain import clean_text
 
 TELL_S, LOOK_S = 1.0, 0.1
 """Seconds between two reports of a count, and between two looks at whether it shall go on."""

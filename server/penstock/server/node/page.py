@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from penstock.server.core.refs import ItemRef
-from penstock.wire.errors import clean_text
+from penstock.wire.plain import clean_text
 
 PAGE_BYTES = 4096
 

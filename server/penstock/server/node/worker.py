@@ -56,7 +56,8 @@ from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.pipeline.writing import Made
 from penstock.server.usercode import libraries
 from penstock.server.usercode.frames import error_line
-from penstock.wire.errors import Internal, PenstockError, clean_text
+from penstock.wire.errors import Internal, PenstockError
+from penstock.wire.plain import clean_text
 
 
 class Worker:

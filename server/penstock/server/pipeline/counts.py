@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from penstock.server.roles.base import SampleBatcher
-from penstock.wire.errors import clean_text
+from penstock.wire.plain import clean_text
 
 MAX_REASONS, MAX_REASON_CHARACTERS = 32, 80
 """A reason that a role makes of each item anew (`too short: 17`) must not let snapshots and metrics

@@ -25,10 +25,8 @@ from penstock.server.pipeline.verdicts import Bad, Quarantined, VerdictBook, con
 from penstock.server.roles.base import IndexedSource, RawItem, Sample
 from penstock.server.roles.role import Role
 from penstock.server.usercode.contained import contained
-from penstock.wire.errors import (
-    BadItem,
-    clean_text,
-)
+from penstock.wire.errors import BadItem
+from penstock.wire.plain import clean_text
 
 MAX_SIZE = 2**63 - 1
 """The largest size that an index can hold."""

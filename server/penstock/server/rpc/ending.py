@@ -6,13 +6,8 @@ import grpc
 import structlog
 
 from penstock.server.usercode.frames import error_line
-from penstock.wire.errors import (
-    ERROR_METADATA_KEY,
-    Internal,
-    PenstockError,
-    encode_error,
-    status_text,
-)
+from penstock.wire.errors import Internal, PenstockError
+from penstock.wire.sent_errors import ERROR_METADATA_KEY, encode_error, status_text
 
 logger = structlog.get_logger("penstock.rpc")
 

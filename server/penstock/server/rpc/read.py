@@ -18,7 +18,7 @@ from penstock.server.rpc.lending import Lending
 from penstock.server.rpc.opening import OpenedRead, draining, ended
 from penstock.server.rpc.streams import Stream, Streams
 from penstock.wire import LENT_BYTES, frame
-from penstock.wire.errors import clean_text
+from penstock.wire.plain import clean_text
 from penstock.wire.v1 import feed_pb2
 
 WAITING_EVERY_S = 5.0

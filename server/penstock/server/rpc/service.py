@@ -42,14 +42,9 @@ from penstock.server.store.base import Store
 from penstock.server.tls import NodeTls
 from penstock.server.usercode.frames import error_line
 from penstock.wire import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES
-from penstock.wire.errors import (
-    BadFrame,
-    Forbidden,
-    PenstockError,
-    StaleGeneration,
-    clean_json,
-)
+from penstock.wire.errors import BadFrame, Forbidden, PenstockError, StaleGeneration
 from penstock.wire.parse import parse
+from penstock.wire.plain import clean_json
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
 logger = structlog.get_logger("penstock.rpc")

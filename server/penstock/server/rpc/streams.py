@@ -31,8 +31,9 @@ from penstock.server.store.base import (
 )
 from penstock.server.store.rules.checks import printable
 from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES, tracing
-from penstock.wire.errors import PenstockError, StaleGeneration, UnknownGroup, clean_text
+from penstock.wire.errors import PenstockError, StaleGeneration, UnknownGroup
 from penstock.wire.malloc import release_memory
+from penstock.wire.plain import clean_text
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
 logger = structlog.get_logger("penstock.rpc")

@@ -6,8 +6,9 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.wire.errors import InvalidJob, MissingExtra, clean_text
+from penstock.wire.errors import InvalidJob, MissingExtra
 from penstock.wire.nearest import listed, nearest
+from penstock.wire.plain import clean_text
 
 
 def require(module: str, *, extra: str = "server") -> Any:

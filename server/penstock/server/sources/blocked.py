@@ -34,7 +34,8 @@ from penstock.server.sources.file_source import FileSource
 from penstock.server.sources.files import LOOKERS, DataFile, FileSet, reading, refusing
 from penstock.server.usercode.frames import error_line
 from penstock.wire.checks import check_whole
-from penstock.wire.errors import BadItem, InvalidJob, PenstockError, clean_text
+from penstock.wire.errors import BadItem, InvalidJob, PenstockError
+from penstock.wire.plain import clean_text
 from penstock.wire.resources import usable_cpus
 
 logger = logging.getLogger("penstock")

@@ -27,13 +27,8 @@ from penstock.server.sources.prepared import (
 )
 from penstock.server.sources.versions import Hashed, Versions, changed, is_same, read_unchanged
 from penstock.server.usercode.frames import error_line, error_text
-from penstock.wire.errors import (
-    BadItem,
-    InvalidJob,
-    PenstockError,
-    SourceUnavailable,
-    clean_text,
-)
+from penstock.wire.errors import BadItem, InvalidJob, PenstockError, SourceUnavailable
+from penstock.wire.plain import clean_text
 
 Read = TypeVar("Read")
 

@@ -24,7 +24,8 @@ from penstock.server.sources.blocked import (
 from penstock.server.sources.cache import Rows
 from penstock.server.sources.files import DataFile, refusing
 from penstock.server.usercode.frames import error_line
-from penstock.wire.errors import InvalidJob, clean_text
+from penstock.wire.errors import InvalidJob
+from penstock.wire.plain import clean_text
 
 Decoder = Callable[[bytes], Any]
 

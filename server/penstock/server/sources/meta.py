@@ -33,14 +33,9 @@ from penstock.server.sources.on_demand import BUILTIN_SOURCES
 from penstock.server.sources.tokens import TokenFiles
 from penstock.server.usercode.frames import error_line
 from penstock.wire.elsewhere import ELSEWHERE
-from penstock.wire.errors import (
-    BadItem,
-    InvalidJob,
-    PenstockError,
-    SourceUnavailable,
-    clean_text,
-)
+from penstock.wire.errors import BadItem, InvalidJob, PenstockError, SourceUnavailable
 from penstock.wire.nearest import hint, listed, nearest
+from penstock.wire.plain import clean_text
 from penstock.wire.resources import usable_cpus
 
 logger = logging.getLogger("penstock")

@@ -33,8 +33,9 @@ from penstock.server.sources.footers import check_footer
 from penstock.server.sources.pieces import Pieces
 from penstock.server.sources.versions import read_unchanged
 from penstock.server.usercode.frames import error_line
-from penstock.wire.errors import BadItem, InvalidJob, SourceChanged, clean_text
+from penstock.wire.errors import BadItem, InvalidJob, SourceChanged
 from penstock.wire.nearest import listed
+from penstock.wire.plain import clean_text
 
 logger = logging.getLogger("penstock")
 

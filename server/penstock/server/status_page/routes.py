@@ -29,7 +29,8 @@ from penstock.server.rpc.caller import ANYBODY, READ, TEXT, Caller
 from penstock.server.rpc.status import seen_by
 from penstock.server.status_page.batch import decoder, latest, shown
 from penstock.server.status_page.history import EVERY_S, History
-from penstock.wire.errors import Forbidden, PenstockError, Unauthenticated, clean_json
+from penstock.wire.errors import Forbidden, PenstockError, Unauthenticated
+from penstock.wire.plain import clean_json
 
 FILE = Path(__file__).with_name("page.html")
 

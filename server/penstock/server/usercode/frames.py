@@ -8,7 +8,7 @@ import traceback
 from itertools import groupby
 from pathlib import Path
 
-from penstock.wire.errors import clean_text
+from penstock.wire.plain import clean_text
 
 MAX_TEXT, MAX_FRAMES_TEXT = 2000, 12000
 """Characters of an error's own words, and of the frames above it: a library may put a whole file
