@@ -34,7 +34,7 @@ class Answers:
     """
 
     def __init__(self, dispatch: Dispatch, shelf: Shelf, audit: Audit, observer: Observer) -> None:
-        self._dispatch, self._shelf = dispatch, shelf
+        self._dispatch, self._lines, self._shelf = dispatch, dispatch.lines, shelf
         self._audit, self._observer = audit, observer
 
     def done(self, worker: WorkerProcess, message: Done) -> None:
@@ -49,7 +49,7 @@ class Answers:
         if ticket is None:  # it was taken back before it was answered
             return
         if ticket.line is not None:
-            ticket.line.busy -= 1
+            ticket.line.note_answered()
         if ticket.stale:
             ticket.log.back(ticket.entry)
             return
@@ -78,16 +78,16 @@ class Answers:
         ticket = worker.answer(message.ticket)
         if ticket is None:
             return
-        ticket.lane.planning = False
+        ticket.lane.note_not_planning()
         assert ticket.line is not None
-        ticket.line.busy -= 1
+        ticket.line.note_answered()
         if ticket.stale:
             return
         ticket.line.next = ticket.offset + len(message.plans)
         if ticket.log.job.needs_sizes(ticket.lane.lane):
             ticket.lane.planned_by = worker.number
         if message.broken:  # the next plan failed: the line's state cannot be trusted
-            self._dispatch.close_line(ticket.lane, ticket.line)
+            self._lines.close(ticket.lane, ticket.line)
         for ahead, plan in enumerate(message.plans):
             ticket.lane.remember_plan(ticket.offset + ahead, plan)
         self._put_snapshots(ticket, message.snapshots)
@@ -114,11 +114,11 @@ class Answers:
             return
         log, lane = ticket.log, ticket.lane
         if ticket.line is not None:
-            ticket.line.busy -= 1
+            ticket.line.note_answered()
             # Its state may be in the middle of something.
-            self._dispatch.close_line(lane, ticket.line)
+            self._lines.close(lane, ticket.line)
         if ticket.plans:
-            lane.planning = False
+            lane.note_not_planning()
         if ticket.stale or (isinstance(error, PastEnd) and lane.has_ended(ticket.offset)):
             log.back(ticket.entry)
             return

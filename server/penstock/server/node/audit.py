@@ -59,7 +59,7 @@ class Audit:
         """
         log, key = ticket.log, ticket.entry.key
         is_due = log.produced % VERIFY_EVERY == 0
-        if not is_due or not (plan or self._dispatch.seekable(log.job, key.lane)):
+        if not is_due or not (plan or self._dispatch.lines.seekable(log.job, key.lane)):
             return
         others = [worker for worker in self._crew.sharing() if worker is not maker]
         if not log.homes.may_read_elsewhere():

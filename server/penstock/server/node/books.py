@@ -296,8 +296,7 @@ class Log:
             self.kept.free(entry)
         for entry in doubted:
             self.failed(entry, error)
-        lane.plans.clear()
-        lane.starts.clear()
+        lane.withhold()
 
     # --- lines ---
 

@@ -21,16 +21,14 @@ from penstock.server.node.candidates import Candidate, candidate_of, candidates
 from penstock.server.node.channel import Misspoken
 from penstock.server.node.crew import Crew
 from penstock.server.node.entry import Entry, State
+from penstock.server.node.lane_lines import LaneLines
 from penstock.server.node.lanes import (
-    MAX_LINES_PER_LANE,
-    MAX_STARTS,
     PLANS_AHEAD,
     LaneState,
     LineState,
-    Start,
 )
 from penstock.server.node.life import Life
-from penstock.server.node.messages import CloseLine, Make, OpenLine, Plan, Produce
+from penstock.server.node.messages import Make, Plan, Produce
 from penstock.server.node.observer import Observer
 from penstock.server.node.page import Note
 from penstock.server.node.peers import Turns
@@ -38,8 +36,6 @@ from penstock.server.node.process import Ticket, WorkerProcess
 from penstock.server.node.room import find_room, is_for_stalled
 from penstock.server.node.setups import Setups
 from penstock.server.node.shelf import Shelf
-from penstock.server.pipeline.line import far
-from penstock.server.pipeline.planner import is_seekable, seekable_sets
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.wire.errors import PenstockError
 
@@ -64,7 +60,7 @@ PLANS_AT_ONCE = 64
 wait for the worker, and no plan of that lane is given out: with more of them these wait longer, and
 with fewer there are more messages."""
 
-_RANK, _max_replay = operator.attrgetter("rank"), operator.attrgetter("max_replay")
+_RANK = operator.attrgetter("rank")
 
 
 class Dispatch:
@@ -80,7 +76,8 @@ class Dispatch:
 
     Attributes:
         logs: The books of each log.
-        numbers: Numbers of tickets, lines and checks, unique in this process.
+        lines: Which lines the lanes of these have.
+        numbers: Numbers of tickets and checks, unique in this process.
     """
 
     def __init__(
@@ -96,7 +93,7 @@ class Dispatch:
         self._crew, self._shelf, self._life, self._observer = crew, shelf, life, observer
         self.logs: dict[bytes, Log] = {}
         self.numbers = itertools.count(1)
-        self._seekable: dict[bytes, list[bool]] = {}  # by log and lane
+        self.lines = LaneLines(crew, shelf, life, self.schedule, self._go_on)
         self._setups, self._turns = Setups(), Turns()
         self._scheduled = False
 
@@ -105,18 +102,12 @@ class Dispatch:
         workers = len(self._crew)
         ahead = AHEAD_PER_WORKER * workers, AHEAD_BYTES * workers
         self.logs[job.log_id] = Log(job, self._bound_bytes, *ahead)
-        sets = seekable_sets(job)
-        of_lanes = [is_seekable(job, lane, sets) for lane in range(job.lanes)]
-        self._seekable[job.log_id] = of_lanes
+        self.lines.hold(job)
 
     def name(self, log_id: bytes | None) -> str | None:
         """Return what people call a log: a job's name."""
         log = self.logs.get(log_id) if log_id is not None else None
         return None if log is None else log.job.name
-
-    def seekable(self, job: Job, lane: int) -> bool:
-        """Tell whether arithmetic leads to any plan of a lane: then its lines need no snapshots."""
-        return self._seekable[job.log_id][lane]
 
     # --- giving out ---
 
@@ -237,12 +228,12 @@ class Dispatch:
             return keeper in (None, worker.number) or not self._crew[keeper].room(log)
         if lane.planning:
             return False
-        while (line := self._line(log, lane, offset)) is not None:
+        while (line := self.lines.find(log, lane, offset)) is not None:
             if home in (None, line.worker):
                 return line.worker == worker.number
             if line.busy:
                 return False
-            self.close_line(lane, line)  # its group was handed on
+            self.lines.close(lane, line)  # its group was handed on
         if offset in lane.starts:
             if home is not None:
                 return at_home
@@ -252,9 +243,7 @@ class Dispatch:
             return log.lines_of(worker.number) < share or all(
                 log.lines_of(other.number) >= share for other in sharing
             )
-        if offset not in lane.looking:
-            lane.looking.add(offset)
-            self._life.spawn(self._look(log, lane, entry))
+        self.lines.look(log, lane, entry)
         return False
 
     def _assign(
@@ -277,29 +266,31 @@ class Dispatch:
             ticket = Ticket(number, log, lane, entry, None, offset, suspect=careful)
             worker.give(ticket, Make(number, log_id, lane.lane, offset, careful, blank, plan))
             return
-        line = line or self._line(log, lane, offset)
-        line = line or self._open(log, lane, worker, lane.starts.pop(offset))
-        line.used, line.busy = number, line.busy + 1
+        line = line or self.lines.find(log, lane, offset)
+        line = line or self.lines.open(log, lane, worker, lane.starts.pop(offset))
         whole = not entry.is_asked and self._goes_whole(log, lane.lane)
-        if offset - line.next > PLANS_AT_ONCE and not self.seekable(log.job, lane.lane):
+        if offset - line.next > PLANS_AT_ONCE and not self.lines.seekable(log.job, lane.lane):
             # Part of the way, and then others have their turn.
             line.heading, offset, whole = offset, line.next + PLANS_AT_ONCE, False
         head = (number, log_id, lane.lane, offset, careful, line.number)
         if not whole:
-            lane.planning = True
             # Where planning needs the items, whoever makes the batch needs them once more.
             anywhere = log.job.makes_anywhere(lane.lane)
             count = PLANS_AHEAD if anywhere and not careful else 1
             ticket = Ticket(number, log, lane, entry, line, offset, plans=True, suspect=careful)
             worker.give(ticket, Plan(*head, count))
-            line.next = offset + count
-            lane.asked = max(lane.asked, line.next)
+            lane.note_given(line, number, offset + count, plans=True)
         else:
             log.started(entry)
             ticket = Ticket(number, log, lane, entry, line, offset, suspect=careful)
             worker.give(ticket, Produce(*head, blank))
-            line.next = offset + 1
-            lane.asked = max(lane.asked, line.next)
+            lane.note_given(line, number, offset + 1, plans=False)
+
+    def _go_on(self, log: Log, entry: Entry, lane: LaneState, line: LineState) -> None:
+        """Have a line plan its way to an entry that is far from it, unless that cannot be now."""
+        worker = self._crew[line.worker]
+        if log.wants(entry) and not worker.dead and not lane.planning and not log.deciding:
+            self._assign(log, entry, lane, worker, line)
 
     def _goes_whole(self, log: Log, lane: int) -> bool:
         """Tell whether the worker that plans a batch makes it, too.
@@ -357,68 +348,7 @@ class Dispatch:
         others = [ticket for ticket in worker.tickets.values() if ticket.log.job.log_id != log_id]
         return log_id is not None and bool(others) and not self.logs[log_id].readers
 
-    # --- lines ---
-
-    def _line(self, log: Log, lane: LaneState, offset: int) -> LineState | None:
-        if self.seekable(log.job, lane.lane):
-            return lane.lines[0] if lane.lines else None
-        on_its_way = (line for line in lane.lines if line.next <= offset == line.heading)
-        return next(on_its_way, None) or lane.find_line(offset, log.job.snapshot_every)
-
-    async def _look(self, log: Log, lane: LaneState, entry: Entry) -> None:
-        """Find out where a line for this entry can start best: a line, a snapshot, or offset 0."""
-        job, offset, seekable = log.job, entry.key.offset, self.seekable(log.job, lane.lane)
-        try:
-            snapshot = None
-            if not seekable and offset >= job.snapshot_every:
-                snapshot = await self._shelf.nearest(job.log_id, lane.lane, offset)
-            base = snapshot.offset if snapshot is not None else 0
-            line = lane.find_line(offset, offset + 1)
-            if line is not None and log.homes.of(lane.lane) not in (None, line.worker):
-                line = None  # its group was handed on
-            if line is not None and line.next >= base:
-                base = line.next
-            reach = max((reader.job for reader in entry.readers), key=_max_replay, default=job)
-            if offset - base > reach.max_replay and not seekable:
-                log.failed(entry, far(reach, lane.lane, offset, base))
-            elif line is not None and line.next >= base and not seekable:
-                # It plans its way there: a longer reach than usual, this once.
-                self._assign_when_free(log, entry, lane, line)
-            elif log.wants(entry):
-                while len(lane.starts) >= MAX_STARTS:
-                    del lane.starts[next(iter(lane.starts))]
-                lane.starts[offset] = Start(base, snapshot.data if snapshot is not None else None)
-        except PenstockError as error:
-            log.failed(entry, error)
-        finally:
-            lane.looking.discard(offset)
-            self.schedule()
-
-    def _assign_when_free(self, log: Log, entry: Entry, lane: LaneState, line: LineState) -> None:
-        worker = self._crew[line.worker]
-        if log.wants(entry) and not worker.dead and not lane.planning and not log.deciding:
-            self._assign(log, entry, lane, worker, line)
-
-    def _open(self, log: Log, lane: LaneState, worker: WorkerProcess, start: Start) -> LineState:
-        idle = sorted(
-            (line for line in lane.lines if line.busy == 0),
-            key=lambda line: line.used,
-            reverse=True,
-        )
-        # There may be several too many: while all were busy none could be closed.
-        while len(lane.lines) >= MAX_LINES_PER_LANE and idle:
-            self.close_line(lane, idle.pop())
-        number = next(self.numbers)
-        line = LineState(number, worker.number, lane.lane, start.offset, start.offset)
-        lane.lines.append(line)
-        worker.send(OpenLine(line.number, log.job.log_id, lane.lane, start.snapshot))
-        return line
-
-    def close_line(self, lane: LaneState, line: LineState) -> None:
-        """Close a line, in the books and in its worker."""
-        if line in lane.lines:
-            lane.lines.remove(line)
-            self._crew[line.worker].send(CloseLine(line.number))
+    # --- what comes back without an answer ---
 
     def failed_open(
         self, worker: WorkerProcess, log_id: bytes, line: int | None, error: PenstockError
@@ -443,33 +373,16 @@ class Dispatch:
             self._take_back(worker, [t for t in worker.tickets.values() if t.log is log], error)
             # It still knows the job, tries again as it is asked for the next line, and has more to
             # say of those that it was asked for before this.
-            for lane in log.lanes:
-                for opened in [opened for opened in lane.lines if opened.worker == worker.number]:
-                    self.close_line(lane, opened)
+            self.lines.close_of(worker, [log], None)
             return
         damaged = error.code == "bad_snapshot"
         for lane in log.lanes:
             for found in [found for found in lane.lines if found.number == line]:
-                self.close_line(lane, found)
+                self.lines.close(lane, found)
                 tickets = [t for t in worker.tickets.values() if t.line is found]
                 self._take_back(worker, tickets, None if damaged else error)
                 if damaged:
-                    # No start is looked for before the snapshot is gone.
-                    held = {entry.key.offset for entry in lane.wanted}
-                    lane.looking |= held
-                    self._life.spawn(self._drop_snapshot(log.job, lane, found.start, held))
-
-    async def _drop_snapshot(self, job: Job, lane: LaneState, offset: int, held: set[int]) -> None:
-        """Remove an unusable snapshot; the next look finds an older one, or the lane's start."""
-        for wanted in [wanted for wanted, start in lane.starts.items() if start.offset == offset]:
-            del lane.starts[wanted]
-        try:
-            await self._shelf.drop(job.log_id, lane.lane, offset)
-        finally:
-            lane.looking -= held
-            self.schedule()
-
-    # --- what comes back without an answer ---
+                    self.lines.is_damaged(log, lane, found)
 
     def _take_back(
         self, worker: WorkerProcess, tickets: Iterable[Ticket], error: PenstockError | None
@@ -478,7 +391,7 @@ class Dispatch:
         for ticket in tickets:
             worker.take_back(ticket)
             if ticket.plans:
-                ticket.lane.planning = False
+                ticket.lane.note_not_planning()
             if error is None:
                 ticket.log.back(ticket.entry)
             else:
@@ -495,11 +408,7 @@ class Dispatch:
             if ticket is not mine and (held is None or ticket.line is not held)
         ]
         self._take_back(worker, others, None)
-        for log in self.logs.values():
-            for lane in log.lanes:
-                for line in list(lane.lines):
-                    if line.worker == worker.number and line is not held:
-                        self.close_line(lane, line)
+        self.lines.close_of(worker, self.logs.values(), held)
         self.schedule()
 
     def lost(self, worker: WorkerProcess, note: Note) -> None:
@@ -511,7 +420,7 @@ class Dispatch:
             log.drop_lines(worker.number)
         for ticket in tickets:
             if ticket.plans:
-                ticket.lane.planning = False
+                ticket.lane.note_not_planning()
             ticket.log.back(ticket.entry)
         if (found := blamed(worker, tickets, note)) is not None:
             self._blame(*found, worker.how_it_ended())
@@ -527,10 +436,7 @@ class Dispatch:
             how: How it ended.
         """
         lane = ticket.lane
-        deaths = lane.deaths.setdefault(ticket.offset, [])
-        deaths.append(doing)
-        lane.gives_way = True
-        if deaths.count(doing) >= MAX_DEATHS:
+        if lane.note_death(ticket.offset, doing) >= MAX_DEATHS:
             self.stop(ticket.log, lane, sentence(ticket, doing, MAX_DEATHS, how))
 
     def end_giving_way(self) -> None:
@@ -555,8 +461,7 @@ class Dispatch:
         if lane.error is None:
             self._tell_of(log, lane, error)
             log.withhold(lane, error)
-            for line in list(lane.lines):
-                self.close_line(lane, line)
+            self.lines.close_all(lane)
         self._shelf.forget(log_id, number)
 
     def _tell_of(self, log: Log, lane: LaneState, error: PenstockError) -> None:

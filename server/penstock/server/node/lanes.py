@@ -49,6 +49,10 @@ class LineState:
     busy: int = 0
     heading: int = -1
 
+    def note_answered(self) -> None:
+        """Note that one of its tickets was answered, or will never be."""
+        self.busy -= 1
+
 
 class Start(NamedTuple):
     """Where a new line may begin, decided and waiting for a worker with room."""
@@ -78,6 +82,39 @@ class LaneState:
     end: int | None = None  # how many batches it holds; recorded, or about to be
     gives_way: bool = False  # for a while after a death other lanes' batches go first
 
+    # --- tickets ---
+
+    def note_given(self, line: LineState, ticket: int, stop: int, *, plans: bool) -> None:
+        """Note that a line was given a ticket.
+
+        Args:
+            line: The line, one of its own.
+            ticket: The ticket's number.
+            stop: The offset that the line reaches by it.
+            plans: It plans batches for whichever worker will make them.
+        """
+        line.used, line.busy, line.next = ticket, line.busy + 1, stop
+        self.planning = self.planning or plans
+        self.asked = max(self.asked, stop)
+
+    def note_not_planning(self) -> None:
+        """Note that a ticket which plans was answered, or will never be."""
+        self.planning = False
+
+    def note_given_elsewhere(self, offset: int) -> None:
+        """Note that readers were given what lies below an offset, maybe by another node."""
+        self.planned = max(self.planned, offset)
+        self.asked = max(self.asked, offset)
+
+    def note_death(self, offset: int, doing: str) -> int:
+        """Note that a worker has died at an offset; return how often it did, doing just this."""
+        deaths = self.deaths.setdefault(offset, [])
+        deaths.append(doing)
+        self.gives_way = True
+        return deaths.count(doing)
+
+    # --- plans ---
+
     def note_planned(self, offset: int) -> None:
         """Note that a batch was planned: nobody looks for where to start for it any more."""
         self.starts.pop(offset, None)
@@ -102,6 +139,29 @@ class LaneState:
         self.plans.move_to_end(offset)
         while len(self.plans) > KEPT_PLANS:
             self.plans.popitem(last=False)
+
+    def withhold(self) -> None:
+        """Forget every plan, and where lines may start: its content is in doubt."""
+        self.plans.clear()
+        self.starts.clear()
+
+    # --- lines ---
+
+    def add_start(self, offset: int, start: Start) -> None:
+        """Keep where a line for an offset may begin, in place of the one found longest ago."""
+        while len(self.starts) >= MAX_STARTS:
+            del self.starts[next(iter(self.starts))]
+        self.starts[offset] = start
+
+    def drop_starts(self, offset: int) -> None:
+        """Forget what was to begin at an offset: the snapshot there is unusable."""
+        for wanted in [wanted for wanted, start in self.starts.items() if start.offset == offset]:
+            del self.starts[wanted]
+
+    def idle_lines(self) -> list[LineState]:
+        """Return the lines without a ticket, the one that was used least recently last."""
+        idle = (line for line in self.lines if line.busy == 0)
+        return sorted(idle, key=lambda line: line.used, reverse=True)
 
     def find_line(self, offset: int, reach: int) -> LineState | None:
         """Return the line that stands at or closest below `offset`, within `reach` batches."""

@@ -273,8 +273,7 @@ class Node:
         """
         lanes = self.log(job).lanes
         for lane, offset in offsets.items():
-            lanes[lane].planned = max(lanes[lane].planned, offset)
-            lanes[lane].asked = max(lanes[lane].asked, offset)
+            lanes[lane].note_given_elsewhere(offset)
 
     def extend(self, reader: Reader, horizon: int, position: int = 0, bytes_limit: int = 0) -> None:
         """Move a reader's horizon, and what it has room for; see to what it wants now."""

@@ -157,7 +157,7 @@ class Quarantine:
                 continue
             for ticket in self._crew[line.worker].tickets.values():
                 ticket.stale = ticket.stale or ticket.line is line
-            self._dispatch.close_line(lane, line)
+            self._dispatch.lines.close(lane, line)
 
     def _learn(self, log: Log, news: Iterable[Verdict]) -> None:
         """Take over verdicts of a log, new or released, and tell every worker that knows it."""
