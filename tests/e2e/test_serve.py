@@ -318,7 +318,8 @@ def get(server: Server, path: str) -> tuple[int, str]:
 
 def test_metrics_and_probes_answer(server: Server) -> None:
     """What was read is counted; probes say yes; no series per rank without bound."""
-    server.read("packed", horizon=5).take(5)
+    reader = server.read("packed", horizon=5)  # a call that ends before it is counted is not
+    reader.take(5)
 
     assert get(server, "/healthz") == (200, "ok\n")
     assert get(server, "/readyz") == (200, "ready\n")
@@ -332,6 +333,7 @@ def test_metrics_and_probes_answer(server: Server) -> None:
     # A batch is counted when it has been written, and by then the reader may have it.
     sent = 'penstock_batches_sent_total{penstock_job="packed"}'
     eventually(lambda: scrape().get(sent, 0) >= 5, 30, "five batches are counted")
+    reader.cancel()
     values = scrape()
     assert values['penstock_batches_produced_total{penstock_job="packed"}'] >= 1
     assert (
