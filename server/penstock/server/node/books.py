@@ -72,6 +72,27 @@ class Log:
         self.homes = LaneHomes(job.reading_groups, job.readings())
         self.deciding = 0  # verdicts under way: nothing new is planned before workers know them
 
+    def figures(self) -> dict[str, int]:
+        """Return how many batches were made, and what is in memory, for the node's status."""
+        return {
+            "ready_batches": sum(1 for entry in self.entries.values() if entry.span is not None),
+            "ready_bytes": self.ready_bytes,
+            "kept_bytes": self.kept.nbytes,
+            "produced": self.produced,
+            "recomputed": self.recomputed,
+            "cache_hits": self.cache_hits,
+        }
+
+    def latest(self, most_bytes: int) -> Entry | None:
+        """Return the batch that is whole in memory, and stands last; None = there is none.
+
+        Args:
+            most_bytes: Larger ones do not count.
+        """
+        held = [*self.entries.values(), *self.kept.batches.values()]
+        ready = [each for each in held if each.is_whole and each.nbytes <= most_bytes]
+        return max(ready, key=lambda each: each.key.position, default=None)
+
     # --- demand ---
 
     @property

@@ -120,6 +120,12 @@ class Entry:
             self.holder.ready.add(self, -self.key.position)
 
     @property
+    def is_whole(self) -> bool:
+        """Tell whether all of it is in memory; a batch of texts alone has no body."""
+        is_here = self.span is not None or not self.body_bytes
+        return self.state is State.READY and not self.evicted and is_here
+
+    @property
     def body(self) -> memoryview | bytes:
         """Return its body."""
         return b"" if self.span is None else self.span.view

@@ -124,6 +124,33 @@ class Node:
         return self.crew.workers
 
     @property
+    def unsaved_snapshots(self) -> int:
+        """Return how many snapshots wait to be written."""
+        return len(self.shelf.unsaved)
+
+    def left_out(self, job: Job) -> dict[tuple[str, str, str], int]:
+        """Return how many items verdicts leave out of a job, by source, stage and reason."""
+        found = self.verdicts[job.log_id].left_out
+        return {key: count for key, count in found.items() if count > 0}
+
+    def figures(self, job: Job) -> dict[str, int]:
+        """Return how many batches of a job were made, and what is in memory.
+
+        Of two names of one log only one has them: else sums over jobs would be wrong.
+        """
+        log = self.log(job)
+        found = log.figures()
+        return found if log.job is job else dict.fromkeys(found, 0)
+
+    def largest_body_bytes(self, job: Job) -> int:
+        """Return the length of the largest body of a job that was made so far."""
+        return self.log(job).largest_body_bytes
+
+    def latest(self, job: Job, most_bytes: int) -> Entry | None:
+        """Return the batch of a job that stands last, of those in memory; see `Log.latest`."""
+        return self.log(job).latest(most_bytes)
+
+    @property
     def logs(self) -> dict[bytes, Log]:
         """Return what this node does for each log."""
         return self.dispatch.logs

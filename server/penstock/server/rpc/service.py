@@ -249,14 +249,13 @@ class Service:
             caller.check(request.job)
         seen = {name: job for name, job in self.node.jobs.items() if caller.sees_job(name)}
         job = seen.get(request.job)
-        log = None if job is None else self.node.log(job)
         reply = describe(
             seen,
             request,
             node=self.node.incarnation,
             node_id=self.node_id,
             store=self.store.uuid,
-            max_body_bytes=log.largest_body_bytes if log is not None else 0,
+            max_body_bytes=0 if job is None else self.node.largest_body_bytes(job),
             numbered=self.node.numbering,
             count=self.node.count,
         )

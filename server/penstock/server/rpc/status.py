@@ -35,7 +35,7 @@ def status(
         "memory": memory(worker.pid for worker in node.workers if worker.pid is not None),
         "store": {
             "away_s": round(metrics.store_away_s(), 1),
-            "snapshots_waiting": len(node.shelf.unsaved),
+            "snapshots_waiting": node.unsaved_snapshots,
         },
         "workers": [
             {
@@ -84,30 +84,18 @@ def _job(
     job: Job,
     waits: dict[int, dict[str, Any]],
 ) -> dict[str, Any]:
-    log = node.log(job)
-    batches = {
-        "ready_batches": sum(1 for e in log.entries.values() if e.span is not None),
-        "ready_bytes": log.ready_bytes,
-        "kept_bytes": log.kept.nbytes,
-        "produced": log.produced,
-        "recomputed": log.recomputed,
-        "cache_hits": log.cache_hits,
-    }
-    if log.job is not job:  # those of the log are told once, or sums over jobs would be wrong
-        batches = dict.fromkeys(batches, 0)
     shown = streams.status(name)
     for reader in shown["groups"]:
         reader["waits_for"] = waits.get(reader["id"])
     left_out = [
         {"source": source, "stage": stage, "reason": reason, "items": count}
-        for (source, stage, reason), count in node.verdicts[job.log_id].left_out.items()
-        if count > 0
+        for (source, stage, reason), count in node.left_out(job).items()
     ]
     return {
         "name": name,
         "log_id": job.log_id.hex(),
         "lanes": job.lanes,
-        **batches,
+        **node.figures(job),
         "counts": metrics.figures(name),
         "left_out": left_out,
         **shown,

@@ -6,8 +6,7 @@ import contextlib
 from typing import Any
 
 from penstock.server.job import Job
-from penstock.server.node.books import Log
-from penstock.server.node.entry import Entry, State
+from penstock.server.node.entry import Entry
 from penstock.wire import frame
 from penstock.wire.errors import PenstockError
 from penstock.wire.text import Decode, documents, ids_text, summary
@@ -32,19 +31,6 @@ class Copied:
     def __init__(self, entry: Entry) -> None:
         self.header, self.body = entry.header, bytes(entry.body)
         self.position = entry.key.position
-
-
-def latest(log: Log) -> Copied | None:
-    """Return the batch that was made last, of those in memory; None = there is none."""
-    held = [*log.entries.values(), *log.kept.batches.values()]
-    ready = [each for each in held if _is_whole(each) and each.nbytes <= MOST_BYTES]
-    return Copied(max(ready, key=lambda each: each.key.position)) if ready else None
-
-
-def _is_whole(entry: Entry) -> bool:
-    """Tell whether all of a batch is in memory; one of texts alone has no body."""
-    is_here = entry.span is not None or not entry.body_bytes
-    return entry.state is State.READY and not entry.evicted and is_here
 
 
 def decoder(job: Job) -> Decode | None:
@@ -105,4 +91,4 @@ def _text(ids: Any, decode: Decode | None) -> str:
     return " ".join(map(str, ids.tolist()))[:SHOWN_CHARACTERS]
 
 
-__all__ = ["Copied", "decoder", "latest", "shown"]
+__all__ = ["MOST_BYTES", "Copied", "decoder", "shown"]

@@ -27,7 +27,7 @@ from penstock.server.metrics import Metrics
 from penstock.server.node.node import Node
 from penstock.server.rpc.caller import ANYBODY, READ, TEXT, Caller
 from penstock.server.rpc.status import seen_by
-from penstock.server.status_page.batch import decoder, latest, shown
+from penstock.server.status_page.batch import MOST_BYTES, Copied, decoder, shown
 from penstock.server.status_page.history import EVERY_S, History
 from penstock.wire.errors import Forbidden, PenstockError, Unauthenticated
 from penstock.wire.plain import clean_json
@@ -158,9 +158,10 @@ class StatusPage:
         return _json(_text({"batch": await self._batch(job)}))
 
     async def _batch(self, job: Job) -> dict[str, Any] | None:
-        copied = latest(self._node.log(job))
-        if copied is None:
+        entry = self._node.latest(job, MOST_BYTES)
+        if entry is None:
             return None
+        copied = Copied(entry)
         # On a thread: a tokenizer is loaded for the first one.
         return await asyncio.to_thread(shown, copied, decoder(job))
 
