@@ -35,8 +35,7 @@ from harness import (
 from invariants import Purity, eventually
 from penstock.server.job import Job
 from penstock.server.jobs.load import load
-from penstock.server.node.ahead import CHEAP_AHEAD
-from penstock.server.node.dispatch import AHEAD_PER_WORKER
+from penstock.server.node.ahead import AHEAD_PER_WORKER, CHEAP_AHEAD
 from penstock.server.store import SqliteStore
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import (

@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 
 from penstock.server.commands import memory
-from penstock.server.node import dispatch
-from penstock.server.node.ahead import CHEAP_AHEAD, CHEAP_S, FAR_AHEAD
+from penstock.server.node import ahead as node_ahead
+from penstock.server.node.ahead import AHEAD_PER_WORKER, CHEAP_AHEAD, CHEAP_S, FAR_AHEAD
 from penstock.server.node.arena import IDLE_BYTES, IDLE_TAKES
-from penstock.server.node.dispatch import AHEAD_PER_WORKER
 from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
 from penstock.server.node.lanes import MAX_LINES_PER_LANE
 from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
@@ -35,7 +34,7 @@ def test_memory_is_stated_with_the_figures_that_check_reckons_with() -> None:
     assert f"at least {FREE_BYTES >> 20} MiB in each worker" in PAGE
     kept = f"{KEPT_BATCHES} batches, at most a quarter of `ready_bytes`, and for each reader"
     far, cheap = (f"{times * AHEAD_PER_WORKER}" for times in (FAR_AHEAD, CHEAP_AHEAD))
-    far_bytes = f"take {dispatch.AHEAD_BYTES >> 20} MiB"
+    far_bytes = f"take {node_ahead.AHEAD_BYTES >> 20} MiB"
     fetched = (
         f"{prefetch.LEAST_AHEAD} batches, or up to {prefetch.MOST_AHEAD} that take "
         f"{prefetch.AHEAD_BYTES >> 20} MiB"

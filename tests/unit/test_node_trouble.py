@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
 from penstock.server.metrics import Metrics
-from penstock.server.node.ahead import CHEAP_AHEAD
+from penstock.server.node.ahead import AHEAD_PER_WORKER, CHEAP_AHEAD
 from penstock.server.node.crew import Hear, Lose
-from penstock.server.node.dispatch import AHEAD_PER_WORKER, PLANS_AT_ONCE
+from penstock.server.node.dispatch import PLANS_AT_ONCE
 from penstock.server.node.entry import Entry
 from penstock.server.node.messages import OpenLine, Plan, Produce
 from penstock.server.node.reader import Reader

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from math import gcd
 from typing import Any
 
 from penstock.server.job import Job
-from penstock.server.node import dispatch
-from penstock.server.node.ahead import CHEAP_S, made_ahead
+from penstock.server.node.ahead import batches_beyond
 from penstock.server.node.counting import count_processes
-from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
-from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
+from penstock.server.node.kept import most_kept
+from penstock.server.pipeline.ahead import waiting_samples
 from penstock.server.pipeline.kept import kept_bytes
 from penstock.server.planned.log import planned_log
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.reading import Reading
-from penstock.server.sources.cache import FREE_BYTES
+from penstock.server.sources.cache import most_cached
 from penstock.server.sources.parquet import CACHE_BYTES
 from penstock.wire.prefetch import fitting_ahead
 
@@ -133,10 +131,8 @@ def node_memory(
     packages = sum(size for name, size in PACKAGES_MIB.items() if name in imported)
     worker = WORKER_MIB + packages + TOKENIZING_MIB * ("tokenizers" in imported)
     spread = BATCHES_SPREAD if workers > 1 else 1.0
-    kept = min(KEPT_BATCHES * batch_bytes, ready_bytes / KEPT_SHARE)
-    beyond = workers * made_ahead(
-        dispatch.AHEAD_PER_WORKER, dispatch.AHEAD_BYTES, batch_bytes, ticket_s=CHEAP_S / 2
-    )
+    kept = most_kept(ready_bytes, batch_bytes)
+    beyond = batches_beyond(workers, batch_bytes)
     ahead = min(ready_bytes, (fitting_ahead(batch_bytes) + beyond) * batch_bytes)
 
     def blocks(processes: int) -> float:
@@ -190,29 +186,21 @@ def _blocks_bytes_of(roles: RoleSet, workers: int, share: float) -> float:
 
 
 def _blocks_bytes_read(roles: RoleSet, reading: Reading, workers: int, share: float) -> float:
-    block, every = reading.block_bytes, reading.all_blocks * reading.block_bytes
     # Without groups every worker holds what the lanes draw from.
-    part = reading.held * block * (share / workers if reading.groups else 1)
-    each = min(every, max(part, FREE_BYTES))
+    held = reading.held * (share / workers if reading.groups else 1)
     bounds = [source.most_kept_bytes() for source in roles.blocked_sources(reading)]
     if reading.blocks is None:
         bounds = [CACHE_BYTES if bound is None else bound for bound in bounds]
-    if (known := [bound for bound in bounds if bound is not None]) and len(known) == len(bounds):
-        each = min(each, sum(known))
+    known = [bound for bound in bounds if bound is not None]
+    bound = sum(known) if known and len(known) == len(bounds) else None
+    block = reading.block_bytes
+    each = most_cached(held, block, reading.all_blocks * block, bound)
     return workers * (each + DECODING_BLOCKS * block)
 
 
 def _waiting_bytes(job: Job, sample_bytes: float, share: float) -> float:
     """Return the bytes of samples that wait, in all workers."""
-    ahead = max(1, min(LOOK_AHEAD, int(AHEAD_BYTES / max(1.0, sample_bytes))))
-    held = 0
-    for roles in job.role_sets:
-        if roles.plans_from_refs:
-            continue
-        pool = roles.batcher.most_held() or 0
-        size = getattr(roles.batcher, "batch_size", 1)
-        # What a lane has left of items processed together, after batches of that size.
-        held += roles.lanes * (pool + ahead - gcd(ahead, size))
+    held = sum(waiting_samples(roles, sample_bytes) for roles in job.role_sets)
     return share * held * sample_bytes
 
 

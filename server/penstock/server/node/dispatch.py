@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from penstock.server.job import Job
-from penstock.server.node.ahead import is_cheap
+from penstock.server.node.ahead import AHEAD_BYTES, AHEAD_PER_WORKER, is_cheap
 from penstock.server.node.blame import blamed, sentence
 from penstock.server.node.books import Log
 from penstock.server.node.candidates import Candidate, candidate_of, candidates
@@ -43,17 +43,6 @@ logger = structlog.get_logger("penstock.node")
 
 MAX_DEATHS = 3
 """An item that kills its worker this often, while its lane gets no further, stops the lane."""
-
-AHEAD_PER_WORKER = 4
-"""Positions beyond a reader's horizon that are made, for each worker. Batches take unlike times, so
-a reader that accepts four ahead of a slow one left workers without work: text went 1.2 times as
-fast with this."""
-
-AHEAD_BYTES = 4 << 20
-"""Where batches are small, several times as many positions are made ahead for each worker, as long
-as they take no more than this: half of the batches of a text job take 0.5 ms, and others, which
-draw long documents, 100 ms. With 4 positions a text job with two workers and its reader kept 1.7 of
-two cores busy, with 8 and with 16 1.9."""
 
 PLANS_AT_ONCE = 64
 """Batches of a lane that one ticket plans on the way to a far offset. Readers of other lanes then

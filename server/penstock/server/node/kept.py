@@ -10,6 +10,11 @@ KEPT_BATCHES, KEPT_SHARE = 64, 4
 """Sent batches kept for late readers: at most so many, and at most a quarter of the byte bound."""
 
 
+def most_kept(bound_bytes: int, batch_bytes: float) -> float:
+    """Return the bytes of the batches that a log keeps for late readers, at most."""
+    return min(KEPT_BATCHES * batch_bytes, bound_bytes / KEPT_SHARE)
+
+
 class KeptBatches:
     """The batches of one log that were sent, or made for nobody; the latest ones.
 
@@ -69,4 +74,4 @@ class KeptBatches:
         self.lent_bytes -= entry.nbytes
 
 
-__all__ = ["KEPT_BATCHES", "KEPT_SHARE", "KeptBatches"]
+__all__ = ["KEPT_BATCHES", "KEPT_SHARE", "KeptBatches", "most_kept"]

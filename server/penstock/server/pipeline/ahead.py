@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from math import gcd
 
 from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef
@@ -36,6 +37,19 @@ ALONE_S = 0.002
 saves such items some 30 us each, and more of it is work that a young lane does not need yet. Of
 source code, 5 ms a document, the first 10 rows of 48 lanes took 1.25 times their tokens without it,
 and 1.16 times with it."""
+
+
+def waiting_samples(roles: RoleSet, sample_bytes: float) -> int:
+    """Return how many samples the lanes of a set of roles hold at a time, where each gives one.
+
+    Those that wait in the batcher, and what a lane has left of items processed together.
+    """
+    if roles.plans_from_refs:
+        return 0
+    ahead = max(1, min(LOOK_AHEAD, int(AHEAD_BYTES / max(1.0, sample_bytes))))
+    pool = roles.batcher.most_held() or 0
+    size = getattr(roles.batcher, "batch_size", 1)
+    return roles.lanes * (pool + ahead - gcd(ahead, size))
 
 
 class LookAhead:
@@ -169,4 +183,4 @@ class LookAhead:
         ]
 
 
-__all__ = ["AHEAD_BYTES", "BATCHES_PER_ITEM_AHEAD", "LOOK_AHEAD", "LookAhead"]
+__all__ = ["AHEAD_BYTES", "BATCHES_PER_ITEM_AHEAD", "LOOK_AHEAD", "LookAhead", "waiting_samples"]

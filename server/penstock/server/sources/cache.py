@@ -15,6 +15,19 @@ FREE_BYTES = 16 << 20
 in less order than large ones, since a batch then draws from many."""
 
 
+def most_cached(held: float, block_bytes: float, all_bytes: float, bound: int | None) -> float:
+    """Return the bytes of decoded blocks that a process keeps for one way to read them, at most.
+
+    Args:
+        held: How many blocks are read from at a time, in this process.
+        block_bytes: What a decoded block takes.
+        all_bytes: What all blocks of the sources take together.
+        bound: What the sources keep at most; None = as many as are needed.
+    """
+    each = min(all_bytes, max(held * block_bytes, FREE_BYTES))
+    return each if bound is None else min(each, bound)
+
+
 class BlockCache(Generic[Value]):
     """Keeps the blocks that were used last, up to its bounds, and always the last one.
 
@@ -104,4 +117,4 @@ def gathered(
     return items
 
 
-__all__ = ["FREE_BYTES", "BlockCache", "Rows", "gathered"]
+__all__ = ["FREE_BYTES", "BlockCache", "Rows", "gathered", "most_cached"]
