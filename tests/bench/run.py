@@ -67,6 +67,7 @@ NAMES = (
     "flood",
     "status_page",
     "half_open",
+    "messages",
     "index",
     "sources",
 )

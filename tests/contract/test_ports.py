@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import fields
 from typing import Any, get_args
 
 import pytest
@@ -45,23 +44,23 @@ VERDICT = Verdict(
 )
 
 VALUES: dict[str, tuple[Any, Any]] = {
-    "int": (0, (1 << 63) - 1),
-    "int | None": (None, 7),
+    "Whole": (0, (1 << 63) - 1),
+    "Whole | None": (None, 7),
     "bool": (False, True),
     "str": ("", "\u2028 ü ✓"),
     "bytes": (b"", bytes(range(256))),
     "bytes | None": (None, b""),
-    "tuple[int, ...] | None": (None, (1, 0, 2)),
-    "tuple[tuple[int, int], ...]": ((), ((0, 64), (1, 0))),
-    "tuple[bytes, ...]": ((), (b"", b"plan", b"")),
+    "tuple[tuple[Whole, Whole], ...]": ((), ((0, 64), (1, 0))),
+    "Header": (b"", b"header"),
+    "Plans": ((b"",), (b"", b"plan", b"")),
     "tuple[Snapshot, ...]": ((), (Snapshot(0, b""), Snapshot(9, b"at nine"))),
     "tuple[LineSnapshot, ...]": ((), (LineSnapshot(1, 2, b"\0"),)),
     "Body | None": (None, Body(1, 64, 100, 700)),
     "Verdict": (VERDICT, VERDICT._replace(released=None, every_epoch=False)),
     "tuple[Verdict, ...]": ((), (VERDICT, VERDICT)),
-    "Mapping[str, int]": ({}, {"samples": 1, "a": -(1 << 62)}),
-    "Mapping[str, float]": ({}, {"fetch": 0.5}),
-    "Mapping[str, str]": ({}, {"numpy": "2.0"}),
+    "Counts": ({}, {"samples": 1, "a": -(1 << 63)}),
+    "Seconds": ({}, {"fetch": 0.5}),
+    "Versions": ({}, {"numpy": "2.0"}),
     "Mapping[str, Any]": ({}, {"a": [1, None, {"b": "c"}]}),
 }
 
@@ -70,7 +69,7 @@ def every(messages: Any) -> list[Any]:
     """Return messages of every kind that one side hears, with little and with much in them."""
     kinds = [made for made in get_args(messages) if made is not NewArena]
     return [
-        made(*(VALUES[str(one.type)][much] for one in fields(made)))
+        made(*(VALUES[kind][much] for kind in made.__annotations__.values()))
         for made in kinds
         for much in (0, 1)
     ]

@@ -18,6 +18,7 @@ import socket
 import struct
 import sys
 
+import msgspec
 from penstock.server.roles import RawItemProcessor
 
 
@@ -28,8 +29,9 @@ def speak(data):
     sock.close()
 
 
-def message(text):
-    return struct.pack("<II", len(text), 0) + text.encode()
+def message(rows):
+    data = msgspec.msgpack.encode(rows)
+    return struct.pack("<I", len(data)) + data
 
 
 class Forks(RawItemProcessor):
@@ -60,7 +62,7 @@ class Garbage(RawItemProcessor):
 class AnswersForOthers(RawItemProcessor):
     def process(self, raw, context):
         if raw["n"] == 2:
-            speak(message('[["Done",123456,null,0,null,{},false,[],{}]]'))
+            speak(message([["Done", 123456, None, b"", None, {}, False, [], {}]]))
         return {"n": raw["n"]}
 
 

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import enum
 import json
+import math
 import struct
 from typing import Any, get_args
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import msgpack as pack
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.node.channel import FROM_SERVER, FROM_WORKER, Decoder, encode
 from penstock.server.node.messages import (
     Body,
+    Counted,
     Done,
     FromServer,
     FromWorker,
-    Judge,
-    KnowJob,
     Planned,
     Produce,
     Ready,
     Snapshot,
     TicketFailed,
 )
+from penstock.wire.frame import MAX_HEADER_BYTES
 
 MESSAGES: list[FromWorker] = [
     Ready(),
@@ -44,10 +48,14 @@ MESSAGES: list[FromWorker] = [
 ]
 
 
-def frame(rows: Any, tail: bytes = b"") -> bytes:
-    """Return a frame of any JSON."""
-    text = json.dumps(rows).encode()
-    return struct.pack("<II", len(text), len(tail)) + text + tail
+def frame(rows: Any) -> bytes:
+    """Return a frame of anything."""
+    return framed(pack.encode(rows))
+
+
+def framed(data: bytes) -> bytes:
+    """Return a frame of any bytes."""
+    return struct.pack("<I", len(data)) + data
 
 
 def test_a_stream_cut_at_any_byte_gives_the_same_messages() -> None:
@@ -61,8 +69,33 @@ def test_a_stream_cut_at_any_byte_gives_the_same_messages() -> None:
     assert [message for byte in data for message in decoder.feed(bytes([byte]))] == MESSAGES
 
 
+class Name(str):
+    """A role's text."""
+
+    def __str__(self) -> str:
+        return "another"
+
+
+class Number(int):
+    """A role's number."""
+
+
+def test_texts_and_numbers_of_roles_are_plain_on_the_other_side() -> None:
+    """Names and numbers may be of classes that nobody there knows."""
+    counts = {Name("tokens"): Number(3), enum.StrEnum("Of", {"A": "a"}).A: 1}  # type: ignore[attr-defined]
+    fields = {"is": [Name("a"), numpy.float64(0.5), Number(1)]}
+    decoder = Decoder(FROM_WORKER)
+
+    sent = [Counted(b"log", 0, counts, {}), TicketFailed(4, Name("bad_item"), "", fields)]
+    [counted, failed] = decoder.feed(encode(sent)[0])
+
+    assert counted.counters == {"tokens": 3, "a": 1}
+    assert {type(name) for name in counted.counters} == {str}
+    assert (failed.code, failed.fields) == ("bad_item", {"is": ["a", 0.5, 1]})
+
+
 @given(
-    st.lists(st.lists(st.lists(st.binary(max_size=50), max_size=3), max_size=4), max_size=6),
+    st.lists(st.lists(st.lists(st.binary(max_size=50), min_size=1, max_size=3)), max_size=6),
     st.lists(st.integers(1, 40), min_size=1, max_size=30),
 )
 def test_any_messages_in_any_pieces(frames: list[list[list[bytes]]], pieces: list[int]) -> None:
@@ -84,13 +117,13 @@ def test_any_messages_in_any_pieces(frames: list[list[list[bytes]]], pieces: lis
 def test_what_goes_together_is_one_frame() -> None:
     """Twenty tickets take far fewer bytes than twenty frames of objects with named fields."""
     tickets = [Produce(n, bytes(32), n, 0, False, n, False) for n in range(20)]
-    fields = [one for one in Produce.__slots__ if one != "log_id"]
+    fields = [one for one in Produce.__struct_fields__ if one != "log_id"]
     named = [
         {"log_id": ticket.log_id.hex(), **{one: getattr(ticket, one) for one in fields}}
         for ticket in tickets
     ]
 
-    assert len(encode(tickets)[0]) < len(frame(named)) / 2
+    assert len(encode(tickets)[0]) < len(json.dumps(named)) / 2
 
 
 def test_a_side_hears_what_the_other_may_say() -> None:
@@ -100,52 +133,95 @@ def test_a_side_hears_what_the_other_may_say() -> None:
     assert not set(FROM_SERVER) & set(FROM_WORKER)
 
 
-DONE = ["Done", 3, [0, 64, 5], 0, None, {}, False, []]
+DONE = ["Done", 3, [0, 64, 5, 9], b"", None, {}, False, [], {}]
+DRAW = ["draw", ["main", 1, 0], "00", "bad", False, 0, 0, 0, None, 0]
+
+
+def done(at: int, value: Any) -> list[Any]:
+    """Return an answer with another value in one place."""
+    return [[*DONE[:at], value, *DONE[at + 1 :]]]
 
 
 @pytest.mark.parametrize(
-    ("rows", "tail"),
+    ("rows", "sentence"),
     [
-        ({}, b""),
-        (3, b""),
-        ([3], b""),
-        ([[]], b""),
-        ([[["Ready"]]], b""),
-        ([["Nothing"]], b""),
-        ([["Hurry", 3]], b"log"),
-        ([["Ready", 1]], b""),
-        ([["Ready"]], b"x"),
-        ([DONE[:-1]], b""),
-        ([[*DONE[:1], True, *DONE[2:]]], b""),
-        ([[*DONE[:1], "3", *DONE[2:]]], b""),
-        ([[*DONE[:2], [0, 64], *DONE[3:]]], b""),
-        ([[*DONE[:2], [0, 64, -1], *DONE[3:]]], b""),
-        ([[*DONE[:2], [0, 64, 1 << 63], *DONE[3:]]], b""),
-        ([[*DONE[:2], 7, *DONE[3:]]], b""),
-        ([[*DONE[:3], 1, *DONE[4:]]], b""),
-        ([[*DONE[:3], -1, *DONE[4:]]], b"x"),
-        ([[*DONE[:3], True, *DONE[4:]]], b"x"),
-        ([[*DONE[:5], {"tokens": 0.5}, *DONE[6:]]], b""),
-        ([[*DONE[:5], [], *DONE[6:]]], b""),
-        ([[*DONE[:6], 0, *DONE[7:]]], b""),
-        ([[*DONE[:7], [[1]]]], b""),
-        ([[*DONE[:7], [[-1, 0]]]], b""),
-        ([["Judge", 3, None, ["draw"]]], b"log"),
-        ([["Warned", None]], b""),
-        ([["NewArena", 0, 4096, None]], b""),
-        ([["Cost", 3, 1, {"fetch": "long"}, 0, 0]], b"log"),
-        ([["Cost", "log", 1, {}, 0, 0]], b""),
+        ({}, "a dict, not a list"),
+        (3, "a int, not a list"),
+        ([3], "it says 3, which nobody knows"),
+        ([[]], "it says [], which nobody knows"),
+        ([[["Ready"]]], "it says [['Ready']], which nobody knows"),
+        ([["Nothing"]], "it says ['Nothing'], which nobody knows"),
+        ([["Hurry", b"log"]], "it says ['Hurry', b'log'], which nobody knows"),
+        ([["Ready", 1]], "its Ready has 1 fields"),
+        ([DONE[:-1]], "its Done has 7 fields"),
+        (done(1, True), "its ticket is True: "),
+        (done(1, 3.0), "its ticket is 3.0: "),
+        (done(1, "3"), "its ticket is '3': "),
+        (done(2, [0, 64, 5]), "its body is [0, 64, 5]: "),
+        (done(2, [0, 64, 5, 9, 1]), "its body is [0, 64, 5, 9, 1]: "),
+        (done(2, [0, 64, -1, 9]), "its body is -1: "),
+        (done(2, [0, 64, 0, 9]), "its body is 0: "),
+        (done(2, [0, 64, 5, 0]), "its body is 0: "),
+        (done(2, [0, 64, 1 << 63, 9]), "its body is 9223372036854775808: "),
+        (done(2, 7), "its body is 7: "),
+        (done(3, 1), "its header is 1: "),
+        (done(3, "text"), "its header is 'text': "),
+        (done(3, bytes(MAX_HEADER_BYTES + 1)), "its header is b'"),
+        (done(5, {"tokens": 0.5}), "its counts is {'tokens': 0.5}: "),
+        (done(5, {"tokens": 1 << 63}), "its counts is {'tokens': 9223372036854775808}: "),
+        (done(5, {3: 1}), "its counts is {3: 1}: "),
+        (done(5, []), "its counts is []: "),
+        (done(6, 0), "its emptied is 0: "),
+        (done(7, [[1]]), "its snapshots is [1]: "),
+        (done(7, [[-1, b""]]), "its snapshots is -1: "),
+        ([["Planned", 1, [], False, []]], "its plans is []: "),
+        ([["Judge", b"log", None, ["draw"]]], "its verdict is ['draw']: "),
+        ([["Judge", b"log", None, [*DRAW[:4], 0, *DRAW[5:]]]], "its verdict is 0: "),
+        ([["Warned", None]], "its text is None: "),
+        ([["NewArena", 0, 4096, None]], "its memory is None: memory that was not passed"),
+        ([["NewArena", 0, 0, None]], "its size bytes is 0: "),
+        ([["NewArena", 0, 1 << 46, None]], "its size bytes is 70368744177664: "),
+        ([["Cost", b"log", 1, {"fetch": "long"}, 0, 0, {}]], "its stages s is {'fetch': 'long'}: "),
+        ([["Cost", b"log", 1, {"fetch": -1.0}, 0, 0, {}]], "its stages s is {'fetch': -1.0}: "),
+        ([["Cost", b"log", 1, {"fetch": math.nan}, 0, 0, {}]], "its stages s is {'fetch': nan}: "),
+        ([["Cost", b"log", 1, {"fetch": 1e12}, 0, 0, {}]], "its stages s is {'fetch': 1000"),
+        ([["Cost", "log", 1, {}, 0, 0, {}]], "its log id is 'log': "),
+        ([["Libraries", b"log", {str(n): "" for n in range(65)}]], "its versions is {'0': ''"),
+        ([["Ready"], ["Ready"], ["Ready", 1]], "its Ready has 1 fields"),
     ],
 )
-def test_what_no_process_of_ours_writes_breaks_the_stream(rows: Any, tail: bytes) -> None:
+def test_what_no_process_of_ours_writes_breaks_the_stream(rows: Any, sentence: str) -> None:
     """All of its frame is refused, after the good messages before it, and nothing follows."""
     decoder = Decoder(FROM_WORKER)
 
-    found = decoder.feed(encode([Ready()])[0] + frame(rows, tail) + encode([Ready()])[0])
+    found = decoder.feed(encode([Ready()])[0] + frame(rows) + encode([Ready()])[0])
 
     assert found == [Ready()]
-    assert decoder.broken is not None
+    assert str(decoder.broken).startswith(sentence)
     assert decoder.feed(encode([Ready()])[0]) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"}{",
+        pack.encode([["Ready"]]) + b"x",
+        pack.encode([["Ready"]])[:-1],
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91\x95\xacTicketFailed\x01\xa1c\xa1m\xdf\xff\xff\xff\xff",
+        b"\x91\x95\xacTicketFailed\x01\xa1c\xa1m\x81\xa1f" + b"\x91" * 60_000 + b"\x01",
+        b"\x91\x92\xa6Warned\xa1\xff",
+        b"\x91\x92\xa6Warned\x01\xff\xff",
+    ],
+)
+def test_bytes_that_are_no_messages_break_the_stream(data: bytes) -> None:
+    """Truncated, too long, nested without an end, or of a length that was never sent."""
+    decoder = Decoder(FROM_WORKER)
+
+    assert decoder.feed(encode([Ready()])[0] + framed(data)) == [Ready()]
+    assert f"{len(data)} bytes that are not messages" in str(decoder.broken) or data == b"}{"
+    assert decoder.broken is not None
 
 
 PLACE: dict[str, Any] = {"lane": 1, "offset": 2, "above": 3, "released": None, "number": 5}
@@ -153,18 +229,13 @@ VERDICT = Verdict("exit", ItemRef("main", 3, 1), "00ff", "ValueError: no", True,
 
 
 def test_a_verdict_has_one_form() -> None:
-    """What a worker says, what it is told, and what a store keeps is the same list."""
+    """What a process that counts is told, and what a store keeps, is the same list."""
     from penstock.server.store.rules import verdicts
 
     form = [5, "exit", "main", 3, 1, 1, 1, 2, 3, -1, "00ff", "ValueError: no"]
 
     assert list(VERDICT.encode()) == form
     assert Verdict.decode(form) == VERDICT
-    for message in (
-        Judge(b"log", None, VERDICT),
-        KnowJob(b"", b"", None, 1, (VERDICT,), False),
-    ):
-        assert json.dumps(form, separators=(",", ":")).encode() in encode([message])[0]
     row = verdicts._row(b"log", VERDICT, 9)
     assert list(row[1:-1]) == form
     assert (row.number, row.item, row.every_epoch, row.released) == (5, 3, 1, -1)

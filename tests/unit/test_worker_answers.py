@@ -15,6 +15,7 @@ from penstock.server.jobs.definition import rebuild
 from penstock.server.jobs.load import load
 from penstock.server.node.messages import (
     Cost,
+    Counted,
     Done,
     FromServer,
     FromWorker,
@@ -24,7 +25,9 @@ from penstock.server.node.messages import (
     Planned,
     Produce,
     TicketFailed,
+    Warned,
 )
+from penstock.server.node.outbox import Outbox
 from penstock.server.node.page import PAGE_BYTES, Page
 from penstock.server.node.worker import Worker
 from unit.memory_port import memory_ports
@@ -83,7 +86,7 @@ class Talk:
         self._found, self._number = list[FromWorker](), 0
         self.logs = {name: job.log_id for name, job in jobs.items()}
         for line, name in ((1, "a"), (2, "b"), (3, "a")):
-            known = KnowJob(self.logs[name], jobs[name].definition, None, 1, (), False)
+            known = KnowJob(self.logs[name], jobs[name].definition, (), 1, (), False)
             self.send(known, OpenLine(line, self.logs[name], 0, None))
         for offset in range(CHEAP):
             ticket = self.ask("a", offset, 1)
@@ -170,3 +173,18 @@ def test_a_finished_batch_waits_for_no_slow_one(talk: Talk) -> None:
     talk.go.touch()
 
     assert isinstance(talk.until(slow.ticket), Done)
+
+
+def test_what_cannot_be_sent_takes_nothing_with_it() -> None:
+    """A role's number that no message can carry is an error; what was held before it arrives."""
+    ours, theirs = memory_ports()
+    outbox = Outbox(theirs)
+    outbox.send([Warned("held")], hold=True)
+
+    for told in ({"batcher:x": 1 << 70}, {"batcher:\udcff": 1}):
+        for hold in (False, True):
+            with pytest.raises((OverflowError, UnicodeEncodeError)):
+                outbox.send([Counted(b"log", 0, told, {})], hold=hold)
+    outbox.send([Warned("next")])
+
+    assert ours.receive(wait=True) == [Warned("held"), Warned("next")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
 import signal
 import socket
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec import msgpack as pack
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.node.channel import FROM_WORKER, encode
@@ -31,8 +31,8 @@ from penstock.server.store import SqliteStore
 
 def frame(rows: object) -> bytes:
     """Return the bytes of messages as they go over the socket."""
-    text = json.dumps(rows).encode()
-    return struct.pack("<II", len(text), 0) + text
+    data = pack.encode(rows)
+    return struct.pack("<I", len(data)) + data
 
 
 class Wired(WorkerProcess):
@@ -54,7 +54,7 @@ class Wired(WorkerProcess):
 
 @pytest.mark.parametrize(
     "said",
-    [frame([["NewArena", 0, 4096, None]]), b"\x02\0\0\0\0\0\0\0}{"],
+    [frame([["NewArena", 0, 4096, None]]), b"\x02\0\0\0}{"],
     ids=["an arena without memory", "no message"],
 )
 async def test_a_worker_that_cannot_be_understood_is_gone(said: bytes) -> None:

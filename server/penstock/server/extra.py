@@ -15,6 +15,7 @@ IMPORTED_AT_START = {
     "click": "click",
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
+    "msgspec": "msgspec",
     "prometheus_client": "prometheus-client",
     "pydantic": "pydantic",
     "rich": "rich",

@@ -42,7 +42,7 @@ class Answers:
         ticket = worker.answer(message.ticket)
         nbytes, body_bytes, span = 0, 0, None
         if message.body is not None:
-            *_, nbytes, body_bytes = message.body
+            nbytes, body_bytes = message.body.nbytes, message.body.completed_bytes
             span = worker.take_span(message.body)
         if span is not None and (ticket is None or ticket.stale):
             span.free()

@@ -8,15 +8,17 @@ changed.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 from penstock.server.core.reasons import RETRIES
+from penstock.server.core.verdict import Verdict
 from penstock.server.node.channel import Misspoken
 from penstock.server.node.messages import (
+    Body,
     Cost,
     Counted,
     Done,
+    Failed,
     FromWorker,
     GoneArena,
     JobFailed,
@@ -33,15 +35,10 @@ from penstock.server.node.messages import (
     Warned,
 )
 from penstock.server.node.page import STAGES
-from penstock.wire.frame import MAX_HEADER_BYTES
-from penstock.wire.order import MAX_POSITION
 from penstock.wire.plain import clean_json, clean_text
 
 MAX_TEXT = 8000
 """How many characters of a text are kept: an error's sentence, its fields, a warning."""
-
-MAX_LIBRARIES = 64
-"""Libraries whose versions are recorded."""
 
 
 class Ticket(Protocol):
@@ -62,11 +59,11 @@ def check(
     tickets: Mapping[int, Ticket],
     arenas: Mapping[int, Arena],
     logs: Collection[bytes],
-) -> FromWorker:
-    """Return a message as it may be acted upon: it fits what was asked, its texts clean and cut.
+) -> None:
+    """Refuse a message that does not fit what was asked; clean and cut the texts of one that does.
 
     Args:
-        message: What came, of the right types.
+        message: What came, of the right types and within their bounds.
         tickets: What this worker was asked and has not answered.
         arenas: What it has announced.
         logs: The logs whose jobs it was told of.
@@ -77,71 +74,55 @@ def check(
     match message:
         case Done():
             _ticket(message.ticket, tickets, plans=False)
-            _body(message, arenas)
-            return message  # nothing of it is text, and there is one for every batch
+            if message.body is not None:
+                _body(message.body, arenas)
         case Cost():
-            _cost(message, logs)
+            _known(message.log_id, logs)
+            _need(set(message.retries) <= set(RETRIES), "retries", message.retries)
+            _need(set(message.stages_s) <= set(STAGES), "seconds by stage", message.stages_s)
         case Planned():
             _ticket(message.ticket, tickets, plans=True)
-            _need(bool(message.plans), "number of plans", 0)
-        case Counted():
+        case Counted() | LaneEnds():
             _known(message.log_id, logs)
-            _count(message.lane, "lane")
-            _counters(message.counters)
-            _counters(message.before)
-        case LaneEnds():
-            _known(message.log_id, logs)
-            _count(message.lane, "lane")
-            _count(message.batches, "number of batches")
-            _counters(message.in_vain)
         case TicketFailed():
             _need(message.ticket in tickets, "ticket", message.ticket)
-        case LineFailed() | JobFailed() | VerifyFailed() | Libraries() | Judge():
+            _clean(message)
+        case LineFailed() | JobFailed() | VerifyFailed():
             _known(message.log_id, logs)
+            _clean(message)
+        case SnapshotsFailed():
+            _clean(message)
+        case Libraries():
+            _known(message.log_id, logs)
+            message.versions = {
+                clean_text(name, 100): clean_text(version, 100)
+                for name, version in message.versions.items()
+            }
+        case Judge():
+            _known(message.log_id, logs)
+            _judge(message)
+        case Warned():
+            message.text = clean_text(message.text, MAX_TEXT)
         case NewArena():
             lowest = next(n for n in range(len(arenas) + 1) if n not in arenas)
             _need(message.number == lowest, "number of an arena", message.number)
-            size = message.size_bytes
-            _need(0 < size < 1 << 46, "size of an arena", size)
         case GoneArena():
             gone = arenas.get(message.number)
             _need(gone is not None and not gone.starts, "number of an arena", message.number)
         case Snapshots():
             lines = [row.line for row in message.lines]
             _need(len(set(lines)) == len(lines), "list of lines", lines)
-    return _cleaned(message)
 
 
-def _cleaned(message: FromWorker) -> FromWorker:
-    """Return a message whose texts have no control characters, and an end."""
-    match message:
-        case TicketFailed() | LineFailed() | JobFailed() | VerifyFailed() | SnapshotsFailed():
-            text, fields = (
-                clean_text(message.message, MAX_TEXT),
-                clean_json(message.fields, MAX_TEXT),
-            )
-            return replace(message, message=text, fields=fields)
-        case Warned():
-            return Warned(clean_text(message.text, MAX_TEXT))
-        case Libraries():
-            return Libraries(message.log_id, _libraries(message.versions))
-        case Judge():
-            return _judge(message)
-    return message
+def _clean(message: Failed) -> None:
+    """Let an error's texts have no control characters, and an end."""
+    message.message = clean_text(message.message, MAX_TEXT)
+    message.fields = clean_json(message.fields, MAX_TEXT)
 
 
 def _need(holds: bool, what: str, value: Any) -> None:
     if not holds:
         raise Misspoken(f"its {what} is {clean_text(repr(value), 100)}")
-
-
-def _count(value: int, what: str) -> None:
-    _need(0 <= value <= MAX_POSITION, what, value)
-
-
-def _counters(counters: Mapping[str, int]) -> None:
-    fits = all(-(1 << 63) <= count < 1 << 63 for count in counters.values())
-    _need(fits, "counts", counters)
 
 
 def _known(log_id: bytes, logs: Collection[bytes]) -> None:
@@ -155,44 +136,25 @@ def _ticket(number: int, tickets: Mapping[int, Ticket], *, plans: bool) -> None:
     _need(ticket.plans is plans, "kind of answer to ticket", number)
 
 
-def _body(message: Done, arenas: Mapping[int, Arena]) -> None:
-    if (body := message.body) is not None:
-        arena = arenas.get(body.arena)
-        if arena is None:
-            raise Misspoken(f"its arena is {body.arena}")
-        _need(body.start not in arena.starts, "start of a batch", body.start)
-        room = arena.size_bytes - body.start
-        _need(0 < body.nbytes <= room, "number of bytes", body.nbytes)
-        _need(body.completed_bytes > 0, "number of completed bytes", body.completed_bytes)
-    _need(len(message.header) <= MAX_HEADER_BYTES, "header", len(message.header))
-    _counters(message.counts)
-    _counters(message.exits)
+def _body(body: Body, arenas: Mapping[int, Arena]) -> None:
+    arena = arenas.get(body.arena)
+    if arena is None:
+        raise Misspoken(f"its arena is {body.arena}")
+    _need(body.start not in arena.starts, "start of a batch", body.start)
+    _need(body.nbytes <= arena.size_bytes - body.start, "number of bytes", body.nbytes)
 
 
-def _libraries(versions: Mapping[str, str]) -> dict[str, str]:
-    _need(len(versions) <= MAX_LIBRARIES, "libraries", versions)
-    return {clean_text(name, 100): clean_text(version, 100) for name, version in versions.items()}
-
-
-def _judge(message: Judge) -> Judge:
+def _judge(message: Judge) -> None:
     verdict = message.verdict
     texts = (verdict.item.source, verdict.content_hash, verdict.reason)
     _need(all(len(text) <= MAX_TEXT for text in texts), "verdict", verdict)
     # Its store gives it a number, and people release it.
     _need((verdict.number, verdict.released) == (0, None), "verdict", verdict)
-    reason = clean_text(verdict.reason, MAX_TEXT)
-    return replace(message, verdict=verdict._replace(reason=reason))
-
-
-def _cost(cost: Cost, logs: Collection[bytes]) -> None:
-    _known(cost.log_id, logs)
-    _count(cost.batches, "number of batches")
-    _count(cost.read_bytes, "number of bytes")
-    _counters(cost.retries)
-    _need(set(cost.retries) <= set(RETRIES), "retries", cost.retries)
-    _count(cost.drawn, "number of draws")
-    fits = all(stage in STAGES and 0 <= spent < 1e12 for stage, spent in cost.stages_s.items())
-    _need(fits, "seconds by stage", cost.stages_s)
+    try:
+        Verdict.decode(verdict.encode())
+    except ValueError as error:
+        raise Misspoken(f"its verdict is {clean_text(repr(verdict), 100)}: {error}") from None
+    message.verdict = verdict._replace(reason=clean_text(verdict.reason, MAX_TEXT))
 
 
 __all__ = ["MAX_TEXT", "check"]

@@ -81,8 +81,10 @@ def told(error: PenstockError) -> dict[str, Any]:
 
 def _clean(value: Any) -> Any:
     """Return the fields of an error as JSON of bounded texts; they may come from a role."""
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | float):
         return value
+    if isinstance(value, int):
+        return value if -(1 << 63) <= value < 1 << 64 else clean_text(hex(value), MAX_FIELD)
     if isinstance(value, str):
         return clean_text(value, MAX_FIELD)
     if isinstance(value, Mapping):

@@ -1,52 +1,68 @@
 """Everything that the server process and a worker say to each other, and who says it when.
 
-A message is a value. `penstock.server.node.channel` makes bytes of it and back by the types of its
-fields, `penstock.server.node.port` carries it, and both sides tell messages apart by `match`. What
-a worker says is held against what it was asked by `penstock.server.node.check`.
-
-They are not frozen, although nobody changes them: to make a frozen one takes four times as long,
-and to make its class, in every process that starts, twice as long.
+A message is a value. `penstock.server.node.channel` makes bytes of it and back, and refuses what is
+not of the types and within the bounds that stand here; `penstock.server.node.port` carries it, and
+both sides tell messages apart by `match`. What a worker says is compared with what it was asked by
+`penstock.server.node.check`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta, Struct
 
 from penstock.server.core.verdict import Verdict
 from penstock.server.node.memory import Descriptor
+from penstock.wire.frame import MAX_HEADER_BYTES
+from penstock.wire.order import MAX_POSITION
+
+Whole = Annotated[int, Meta(ge=0, le=MAX_POSITION)]
+Positive = Annotated[int, Meta(ge=1, le=MAX_POSITION)]
+ArenaBytes = Annotated[int, Meta(ge=1, lt=1 << 46)]
+Counts = Mapping[str, Annotated[int, Meta(ge=-MAX_POSITION - 1, le=MAX_POSITION)]]
+Seconds = Mapping[str, Annotated[float, Meta(ge=0, lt=1e12)]]
+Versions = Annotated[Mapping[str, str], Meta(max_length=64)]
+Header = Annotated[bytes, Meta(max_length=MAX_HEADER_BYTES)]
+Plans = Annotated[tuple[bytes, ...], Meta(min_length=1)]
+
+
+class _Message(Struct, array_like=True, forbid_unknown_fields=True, tag=True, gc=False):
+    """A message: in bytes an array of its class's name and its fields, in their order.
+
+    No message holds itself, so the garbage collector need not look at any.
+    """
 
 
 class Snapshot(NamedTuple):
     """The snapshot of a line at an offset."""
 
-    offset: int
+    offset: Whole
     data: bytes
 
 
 class LineSnapshot(NamedTuple):
     """Where a line of a worker stands, and the snapshot from which it goes on elsewhere."""
 
-    line: int
-    offset: int
+    line: Whole
+    offset: Whole
     data: bytes
 
 
-class Body(NamedTuple):
+class Body(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
     """Where the body of a batch lies, as it travels, and how long it is when it is completed."""
 
-    arena: int
-    start: int
-    nbytes: int
-    completed_bytes: int
+    arena: Whole
+    start: Whole
+    nbytes: Positive
+    completed_bytes: Positive
 
 
 # --- what the server process says ----------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class KnowJob:
+class KnowJob(_Message):
     """Sent before anything else about a job.
 
     Attributes:
@@ -60,39 +76,35 @@ class KnowJob:
 
     log_id: bytes
     definition: bytes
-    lane_ends: tuple[tuple[int, int], ...]
-    workers: int
+    lane_ends: tuple[tuple[Whole, Whole], ...]
+    workers: Whole
     verdicts: tuple[Verdict, ...]
     set_up: bool
 
 
-@dataclass(slots=True)
-class Learn:
+class Learn(_Message):
     """Sent with every news about the verdicts of a job that the worker knows."""
 
     log_id: bytes
     verdicts: tuple[Verdict, ...]
 
 
-@dataclass(slots=True)
-class OpenLine:
+class OpenLine(_Message):
     """Sent before the first ticket for a line, which begins at a snapshot or at offset 0."""
 
-    line: int
+    line: Whole
     log_id: bytes
-    lane: int
+    lane: Whole
     snapshot: bytes | None
 
 
-@dataclass(slots=True)
-class CloseLine:
+class CloseLine(_Message):
     """Sent when a line is not needed any more, or its state cannot be trusted."""
 
-    line: int
+    line: Whole
 
 
-@dataclass(slots=True)
-class Produce:
+class Produce(_Message):
     """A ticket: plan the batch at an offset of a line and make it. Answered by `Done`.
 
     Attributes:
@@ -101,43 +113,40 @@ class Produce:
         blank: Make the padding batch of these shapes.
     """
 
-    ticket: int
+    ticket: Whole
     log_id: bytes
-    lane: int
-    offset: int
+    lane: Whole
+    offset: Whole
     careful: bool
-    line: int
+    line: Whole
     blank: bool
 
 
-@dataclass(slots=True)
-class Plan:
+class Plan(_Message):
     """A ticket: plan up to `count` batches from an offset of a line on. Answered by `Planned`."""
 
-    ticket: int
+    ticket: Whole
     log_id: bytes
-    lane: int
-    offset: int
+    lane: Whole
+    offset: Whole
     careful: bool
-    line: int
-    count: int
+    line: Whole
+    count: Whole
 
 
-@dataclass(slots=True)
-class Make:
+class Make(_Message):
     """A ticket: make the batch of a plan, which any worker can. Answered by `Done`."""
 
-    ticket: int
+    ticket: Whole
     log_id: bytes
-    lane: int
-    offset: int
+    lane: Whole
+    offset: Whole
     careful: bool
     blank: bool
     plan: bytes
 
 
-@dataclass(slots=True)
-class Verify:
+class Verify(_Message):
     """Sent for one batch in many: make it once more. Answered by `Verified` or `VerifyFailed`.
 
     Attributes:
@@ -145,46 +154,41 @@ class Verify:
         plan: Its plan; None = arithmetic leads to it.
     """
 
-    check: int
+    check: Whole
     log_id: bytes
-    lane: int
-    offset: int
+    lane: Whole
+    offset: Whole
     blank: bool
     plan: bytes | None
 
 
-@dataclass(slots=True)
-class TakeSnapshots:
+class TakeSnapshots(_Message):
     """Sent as the node drains. Answered by `Snapshots` or `SnapshotsFailed`."""
 
 
-@dataclass(slots=True)
-class Free:
+class Free(_Message):
     """Sent before other messages, or soon: nobody reads these batches any more.
 
     Attributes:
         spans: Of each the arena and the start.
     """
 
-    spans: tuple[tuple[int, int], ...]
+    spans: tuple[tuple[Whole, Whole], ...]
 
 
-@dataclass(slots=True)
-class Hurry:
+class Hurry(_Message):
     """Sent where another job waits for a worker that tries a read of this one again and again."""
 
     log_id: bytes
 
 
-@dataclass(slots=True)
-class Judged:
+class Judged(_Message):
     """The answer to `Judge`: the verdict that holds, in the store and for every worker."""
 
     verdict: Verdict
 
 
-@dataclass(slots=True)
-class Refused:
+class Refused(_Message):
     """The answer to `Judge` where the store refuses the verdict: an error by its code."""
 
     code: str
@@ -216,18 +220,15 @@ Ticketed = Produce | Plan | Make
 # --- what a worker says --------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Ready:
+class Ready(_Message):
     """Said once, when the worker has started."""
 
 
-@dataclass(slots=True)
-class SetUp:
+class SetUp(_Message):
     """Said when the roles of a job are set up that nobody reads yet."""
 
 
-@dataclass(slots=True)
-class NewArena:
+class NewArena(_Message):
     """Said before the first batch that lies in an arena.
 
     Attributes:
@@ -235,24 +236,22 @@ class NewArena:
         memory: The arena's memory.
     """
 
-    number: int
-    size_bytes: int
+    number: Whole
+    size_bytes: ArenaBytes
     memory: Descriptor
 
 
-@dataclass(slots=True)
-class GoneArena:
+class GoneArena(_Message):
     """Said of an arena in which nothing lies: the worker writes there no more, and has unmapped it.
 
     Attributes:
         number: Its number.
     """
 
-    number: int
+    number: Whole
 
 
-@dataclass(slots=True)
-class Done:
+class Done(_Message):
     """Said when a batch is made.
 
     Attributes:
@@ -265,18 +264,17 @@ class Done:
         exits: Samples that making it left out, or found larger or smaller than told, by reason.
     """
 
-    ticket: int
+    ticket: Whole
     body: Body | None
-    header: bytes
+    header: Header
     plan: bytes | None
-    counts: Mapping[str, int]
+    counts: Counts
     emptied: bool
     snapshots: tuple[Snapshot, ...]
-    exits: Mapping[str, int]
+    exits: Counts
 
 
-@dataclass(slots=True)
-class Planned:
+class Planned(_Message):
     """Said when batches are planned.
 
     Attributes:
@@ -285,35 +283,32 @@ class Planned:
         snapshots: Of the way to the first of them, and past the others.
     """
 
-    ticket: int
-    plans: tuple[bytes, ...]
+    ticket: Whole
+    plans: Plans
     broken: bool
     snapshots: tuple[Snapshot, ...]
 
 
-@dataclass(slots=True)
-class TicketFailed:
+class TicketFailed(_Message):
     """Said where a ticket cannot be answered: an error by its code."""
 
-    ticket: int
+    ticket: Whole
     code: str
     message: str
     fields: Mapping[str, Any]
 
 
-@dataclass(slots=True)
-class LineFailed:
+class LineFailed(_Message):
     """Said where a line does not open."""
 
-    line: int
+    line: Whole
     log_id: bytes
     code: str
     message: str
     fields: Mapping[str, Any]
 
 
-@dataclass(slots=True)
-class JobFailed:
+class JobFailed(_Message):
     """Said where a job cannot be built or set up."""
 
     log_id: bytes
@@ -322,8 +317,7 @@ class JobFailed:
     fields: Mapping[str, Any]
 
 
-@dataclass(slots=True)
-class VerifyFailed:
+class VerifyFailed(_Message):
     """Said where a batch cannot be made once more."""
 
     log_id: bytes
@@ -332,8 +326,7 @@ class VerifyFailed:
     fields: Mapping[str, Any]
 
 
-@dataclass(slots=True)
-class SnapshotsFailed:
+class SnapshotsFailed(_Message):
     """Said where the lines of a worker give no snapshots."""
 
     code: str
@@ -345,23 +338,20 @@ Failed = TicketFailed | LineFailed | JobFailed | VerifyFailed | SnapshotsFailed
 """What carries an error."""
 
 
-@dataclass(slots=True)
-class Verified:
+class Verified(_Message):
     """Said when a batch was made once more: its header holds the checksum of its body."""
 
-    check: int
-    header: bytes
+    check: Whole
+    header: Header
 
 
-@dataclass(slots=True)
-class Snapshots:
+class Snapshots(_Message):
     """Said when all lines have told where they are."""
 
     lines: tuple[LineSnapshot, ...]
 
 
-@dataclass(slots=True)
-class Judge:
+class Judge(_Message):
     """Said where an item failed twice: the worker waits until its verdict is durable.
 
     Attributes:
@@ -369,19 +359,17 @@ class Judge:
     """
 
     log_id: bytes
-    line: int | None
+    line: Whole | None
     verdict: Verdict
 
 
-@dataclass(slots=True)
-class Warned:
+class Warned(_Message):
     """Said where something is wrong that makes nothing fail: the server process logs it."""
 
     text: str
 
 
-@dataclass(slots=True)
-class Cost:
+class Cost(_Message):
     """Said before an answer: what the batches of a job took since the last time.
 
     Attributes:
@@ -393,15 +381,14 @@ class Cost:
     """
 
     log_id: bytes
-    batches: int
-    stages_s: Mapping[str, float]
-    read_bytes: int
-    drawn: int
-    retries: Mapping[str, int]
+    batches: Whole
+    stages_s: Seconds
+    read_bytes: Whole
+    drawn: Whole
+    retries: Counts
 
 
-@dataclass(slots=True)
-class Counted:
+class Counted(_Message):
     """Said before an answer: what a line's planner has counted, where that is news.
 
     Attributes:
@@ -410,13 +397,12 @@ class Counted:
     """
 
     log_id: bytes
-    lane: int
-    counters: Mapping[str, int]
-    before: Mapping[str, int]
+    lane: Whole
+    counters: Counts
+    before: Counts
 
 
-@dataclass(slots=True)
-class LaneEnds:
+class LaneEnds(_Message):
     """Said once for each line of a finite job, before an answer: its planner has met the end.
 
     Attributes:
@@ -425,17 +411,16 @@ class LaneEnds:
     """
 
     log_id: bytes
-    lane: int
-    batches: int
-    in_vain: Mapping[str, int]
+    lane: Whole
+    batches: Whole
+    in_vain: Counts
 
 
-@dataclass(slots=True)
-class Libraries:
+class Libraries(_Message):
     """Said before a job's first batch, which has imported what it needs: versions by library."""
 
     log_id: bytes
-    versions: Mapping[str, str]
+    versions: Versions
 
 
 FromWorker = (

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from penstock.server.node.ahead import is_cheap
+from penstock.server.node.channel import encode
 from penstock.server.node.messages import FromServer, FromWorker
 from penstock.server.node.port import Port
 
@@ -46,13 +47,27 @@ class Outbox:
             threading.Thread(target=self._flush_late, name="penstock-late", daemon=True).start()
 
     def send(self, messages: Sequence[FromWorker], *, hold: bool = False) -> None:
-        """Send messages, after all that is held; or hold them, too."""
+        """Send messages, after all that is held; or hold them, too.
+
+        Raises:
+            OverflowError, TypeError, UnicodeEncodeError: A role's number or text is in them that no
+                message can hold: they are dropped, and what was held before them is not.
+            OSError: The server process is gone.
+        """
         with self._sending:
+            before = len(self._held)
+            if hold:
+                encode(messages)  # raises for these here, not later for others
+                self._held += messages
+                if not before:
+                    self._holding.set()
+                return
             self._held += messages
-            if not hold:
+            try:
                 self._flush()
-            elif len(self._held) == len(messages):
-                self._holding.set()
+            except (OverflowError, TypeError, UnicodeEncodeError):
+                del self._held[before:]
+                raise
 
     def may_hold(self) -> bool:
         """Tell whether the answer of a ticket that is done now may wait for the next one's."""
@@ -77,8 +92,8 @@ class Outbox:
 
     def _flush(self) -> None:
         if self._held:
-            held, self._held = self._held, []
-            self._port.send(held)
+            self._port.send(self._held)
+            self._held = []
 
 
 __all__ = ["HOLD_S", "Outbox"]

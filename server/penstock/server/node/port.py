@@ -92,7 +92,7 @@ class SocketPort:
             self._outgoing += data
             self._send_some(self._loop)
 
-    def _send_all(self, data: bytes, fds: list[Descriptor]) -> None:
+    def _send_all(self, data: bytearray, fds: list[Descriptor]) -> None:
         if not fds:
             self._sock.sendall(data)
             return

@@ -226,7 +226,7 @@ class WorkerProcess:
 
     def take_span(self, body: Body) -> Span:
         """Return the body of a batch that lies in an arena."""
-        arena, start, nbytes, _ = body
+        arena, start, nbytes = body.arena, body.start, body.nbytes
         reader = self.arenas[arena]
         reader.starts.add(start)
         view = reader.view[start : start + nbytes]
@@ -335,7 +335,7 @@ class WorkerProcess:
             OSError: An arena cannot be mapped.
         """
         known = ChainMap(self.tickets, self.taken_back) if self.taken_back else self.tickets
-        message = check(message, known, self.arenas, self.logs)
+        check(message, known, self.arenas, self.logs)
         if isinstance(message, NewArena):
             self.arenas[message.number] = ArenaReader(message.memory.take(), message.size_bytes)
         elif isinstance(message, GoneArena):

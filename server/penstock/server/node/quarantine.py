@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 
 import structlog
@@ -17,6 +16,7 @@ from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.node.books import Log
 from penstock.server.node.channel import Misspoken
+from penstock.server.node.child import told
 from penstock.server.node.crew import Crew
 from penstock.server.node.dispatch import Dispatch
 from penstock.server.node.life import Life
@@ -78,8 +78,7 @@ class Quarantine:
         except PenstockError as error:
             if isinstance(error, LogDiverged):
                 self._dispatch.diverged(log.job.log_id, verdict.lane, error)
-            fields = json.loads(json.dumps(error.fields, default=str))
-            worker.send(Refused(error.code, error.message, fields))
+            worker.send(Refused(**told(error)))
         else:
             worker.send(Judged(held))
 
