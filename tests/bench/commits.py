@@ -18,7 +18,7 @@ from pathlib import Path
 from support import interleaved, median, spread, table
 
 from penstock.server.store import SqliteStore, Store
-from penstock.server.store.base import BeginRequest, JobRecord, SnapshotRecord
+from penstock.server.store.records import BeginRequest, JobRecord, SnapshotRecord
 
 JOB = JobRecord("code", bytes(32), {"lanes": 48})
 RANKS, COMMITS = (1, 8, 64, 1024), 2048

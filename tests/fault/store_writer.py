@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from penstock.server.store import SqliteStore
-from penstock.server.store.base import BeginRequest, JobRecord, SnapshotRecord
+from penstock.server.store.records import BeginRequest, JobRecord, SnapshotRecord
 
 JOB = JobRecord("code", bytes(32), {"lanes": 2})
 

@@ -16,7 +16,7 @@ from fault.store_writer import JOB
 from forge import Forge
 from harness import ENVIRONMENT
 from penstock.server.store import SqliteStore
-from penstock.server.store.base import BeginRequest, SnapshotRecord
+from penstock.server.store.records import BeginRequest, SnapshotRecord
 from penstock.wire.errors import StoreLocked
 
 pytestmark = pytest.mark.fault

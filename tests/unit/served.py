@@ -26,7 +26,7 @@ from penstock.server.roles.base import KeySpec, Sample
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.rpc.service import Service
 from penstock.server.store import Memory, MemoryStore
-from penstock.server.store.base import GroupRecord
+from penstock.server.store.records import GroupRecord
 from penstock.wire.packed import Derived, Rows
 from penstock.wire.v1 import feed_pb2
 from unit.inline_workers import InlineNode, InlineWorker

@@ -29,7 +29,7 @@ from penstock.server.pipeline.line import Line
 from penstock.server.roles import MapDistributor, RankPartitionedDistributor
 from penstock.server.roles.distributors import windows
 from penstock.server.sources import ItemsSource, catalog
-from penstock.server.store.transactions import CROWDED
+from penstock.server.store.thinning import CROWDED
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -21,7 +21,7 @@ from penstock.server.rpc import cursors
 from penstock.server.rpc.cursors import Cursors, Listener
 from penstock.server.rpc.opening import open_read
 from penstock.server.store import SqliteStore
-from penstock.server.store.base import BeginRequest, Begun, JobRecord, Moved
+from penstock.server.store.records import BeginRequest, Begun, JobRecord, Moved
 from penstock.wire import MAX_NAME, MAX_WORLD_SIZE, PROTOCOL
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.v1 import cursors_pb2 as pb
@@ -76,9 +76,7 @@ async def test_the_largest_attempt_holds_the_store_for_a_moment(
     assert time.monotonic() - began < 30
     [group] = await store.groups("j", "large")
     assert len(group.rows) == MAX_WORLD_SIZE
-    rows = await store._database.run(
-        lambda db: db.execute("SELECT count(*) FROM cursors").fetchone()[0]
-    )
+    rows = await store.run(lambda db: db.execute("SELECT count(*) FROM cursors").fetchone()[0])
     assert rows == MAX_WORLD_SIZE, "the rows of the generation before are dropped"
 
 
@@ -97,10 +95,10 @@ async def test_a_commit_costs_the_same_with_2000_checkpoints(
             counted += 1
             return 0
 
-        await store._database.run(lambda db: db.set_progress_handler(count, 1))
+        await store.run(lambda db: db.set_progress_handler(count, 1))
         request = pb.CommitRequest(job="finite", group="run", token="t", generation=1, step=step)
         await calls.call("Commit", request.SerializeToString())
-        await store._database.run(lambda db: db.set_progress_handler(None, 1))
+        await store.run(lambda db: db.set_progress_handler(None, 1))
         return counted
 
     before = await steps_of(1)

@@ -14,7 +14,7 @@ from penstock.server.node.lanes import MAX_LINES_PER_LANE
 from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.pipeline.kept import KEPT_BYTES, NODE_KEPT_BYTES
 from penstock.server.sources.cache import FREE_BYTES
-from penstock.server.store.transactions import CROWDED
+from penstock.server.store.thinning import CROWDED
 from penstock.wire import metrics, prefetch
 
 ROOT = Path(__file__).parents[2]

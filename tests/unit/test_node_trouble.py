@@ -29,7 +29,7 @@ from penstock.server.rpc.status import status
 from penstock.server.rpc.streams import Streams
 from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore
-from penstock.server.store.base import SnapshotRecord
+from penstock.server.store.records import SnapshotRecord
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import (
     Internal,

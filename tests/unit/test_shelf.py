@@ -6,8 +6,8 @@ import asyncio
 
 from penstock.server.node.life import Life
 from penstock.server.node.shelf import Shelf
-from penstock.server.store.base import SnapshotRecord
 from penstock.server.store.memory import MemoryStore
+from penstock.server.store.records import SnapshotRecord
 
 LOG = bytes(32)
 

@@ -12,7 +12,7 @@ import pytest
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.store import Memory, MemoryStore, SqliteStore, Store
-from penstock.server.store.base import (
+from penstock.server.store.records import (
     BeginRequest,
     Halt,
     JobRecord,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.server.store import SqliteStore, migrations, schema
-from penstock.server.store.base import BeginRequest, Halt, JobRecord, Seen
+from penstock.server.store.records import BeginRequest, Halt, JobRecord, Seen
 from penstock.wire.errors import StaleGeneration, StoreCorrupt
 from penstock.wire.order import Order
 

@@ -14,8 +14,9 @@ import pytest
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
-from penstock.server.store import Memory, transactions
-from penstock.server.store.base import (
+from penstock.server.store import Memory, MemoryStore, Store
+from penstock.server.store.memory import MemoryTables
+from penstock.server.store.records import (
     BeginRequest,
     Begun,
     CheckpointRecord,
@@ -27,7 +28,6 @@ from penstock.server.store.base import (
     Seen,
     SnapshotRecord,
 )
-from penstock.server.store.memory import MemoryTables
 from penstock.server.store.rows import (
     CheckpointRow,
     CursorRow,
@@ -50,12 +50,24 @@ JOB = JobRecord("code", LOG, {"lanes": 2})
 OF_A_GROUP = (GroupRow, TimelineRow, GenerationRow, CursorRow, CheckpointRow)
 
 
-class Timeless(MemoryTables):
+class TimelessTables(MemoryTables):
     """Rows without times, so that equal worlds are equal."""
 
     def now(self) -> str:
         """Return no time."""
         return "now"
+
+
+class Timeless(MemoryStore):
+    """A store whose changes a test takes back itself, see `MemoryTables.take_back`."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(memory)
+        self.tables = TimelessTables(memory)
+
+    async def transact(self, transaction: Callable[[Tables], Coroutine[Any, Any, Any]]) -> Any:
+        """Run it over the rows."""
+        return finish(transaction(self.tables))
 
 
 class Holder(NamedTuple):
@@ -83,7 +95,7 @@ class World(NamedTuple):
     moves: tuple[tuple[str, Moved], ...] = ()
 
 
-Transaction = Callable[[Tables], Coroutine[Any, Any, Any]]
+Operation = Callable[[Store], Coroutine[Any, Any, Any]]
 
 
 class Action(NamedTuple):
@@ -91,21 +103,19 @@ class Action(NamedTuple):
 
     name: str
     who: Holder | None
-    transaction: Transaction
+    operation: Operation
 
 
 def begin(token: str, world_size: int, start: int | None) -> Action:
     request = BeginRequest(JOB, "run", token, 0, world_size, 2, start_step=start)
-    return Action(f"begin {token}", None, lambda tables: transactions.begin(tables, request))
+    return Action(f"begin {token}", None, lambda store: store.begin(request))
 
 
 def commit(who: Holder, rank: int, step: int, all_rows: bool) -> Action:
     return Action(
         "commit",
         who,
-        lambda tables: transactions.commit(
-            tables, "code", "run", *who, rank, step, all_rows=all_rows
-        ),
+        lambda store: store.commit("code", "run", *who, rank, step, all_rows=all_rows),
     )
 
 
@@ -113,7 +123,7 @@ def seek(step: int, request_id: str) -> Action:
     return Action(
         f"move {request_id}",
         None,
-        lambda tables: transactions.seek(tables, "code", "run", step, request_id, "ada"),
+        lambda store: store.seek("code", "run", step, request_id, "ada"),
     )
 
 
@@ -121,7 +131,7 @@ def restore(request_id: str) -> Action:
     return Action(
         f"move {request_id}",
         None,
-        lambda tables: transactions.restore(tables, "code", "run", "c", request_id, "ada"),
+        lambda store: store.restore("code", "run", "c", request_id, "ada"),
     )
 
 
@@ -129,16 +139,15 @@ def checkpoint(step: int | None) -> Action:
     return Action(
         "checkpoint" if step is None else f"checkpoint {step}",
         None,
-        lambda tables: transactions.checkpoint(tables, "code", "run", "c", step),
+        lambda store: store.checkpoint("code", "run", "c", step),
     )
 
 
 def delete(generation: int | None) -> Action:
-    crowded = transactions.Crowded()
     return Action(
         "delete",
         None,
-        lambda tables: transactions.delete_group(tables, crowded, "code", "run", generation),
+        lambda store: store.delete_group("code", "run", generation),
     )
 
 
@@ -183,7 +192,7 @@ class Explorer:
     def record(self) -> GroupRecord | None:
         """Return the group as the store shows it."""
         try:
-            [record] = finish(transactions.list_groups(Timeless(self.memory), "code", "run"))
+            [record] = finish(Timeless(self.memory).groups("code", "run"))
         except UnknownGroup:
             return None
         return record
@@ -197,11 +206,11 @@ class Explorer:
         before = self.record()
         for action in actions(world):
             self.steps += 1
-            tables = Timeless(self.memory)
+            store = Timeless(self.memory)
             try:
-                answer = finish(action.transaction(tables))
+                answer = finish(action.operation(store))
             except PenstockError as error:
-                tables.take_back()
+                store.tables.take_back()
                 assert self.state() == state, "an error changes nothing"
                 check_refused(world, action, error)
                 continue
@@ -210,7 +219,7 @@ class Explorer:
             self.check_rows(after)
             self.check_repeated(action, answer)
             self.explore(next_world, depth - 1)
-            tables.take_back()
+            store.tables.take_back()
         assert self.state() == state
 
     def check_rows(self, record: GroupRecord | None) -> None:
@@ -230,13 +239,13 @@ class Explorer:
         if action.name in ("move ", "delete"):
             return
         state, again = self.state(), Timeless(self.memory)
-        repeated = finish(action.transaction(again))
+        repeated = finish(action.operation(again))
         if isinstance(answer, Begun):
             assert repeated.joined
             repeated, answer = repeated.generation, answer.generation
         assert repeated == answer
         assert self.state() == state
-        again.take_back()
+        again.tables.take_back()
 
 
 def check_refused(world: World, action: Action, error: PenstockError) -> None:
@@ -329,13 +338,13 @@ def test_old_history_is_forgotten_and_the_latest_never(monkeypatch: pytest.Monke
         monkeypatch.setattr(groups, "KEPT_TOKENS", tokens)
         memory = Memory()
         for number in range(1, 9):
-            finish(begin(f"t{number}", 2, None).transaction(Timeless(memory)))
+            finish(begin(f"t{number}", 2, None).operation(Timeless(memory)))
 
             held = {row.generation for row in memory.tables[CursorRow].rows.values()}
             assert held == set(range(max(1, number - rows + 1), number + 1))
             for old in range(max(1, number - tokens + 1), number):
                 with pytest.raises(StaleGeneration):
-                    finish(begin(f"t{old}", 2, None).transaction(Timeless(memory)))
+                    finish(begin(f"t{old}", 2, None).operation(Timeless(memory)))
 
 
 # --- verdicts ---
@@ -404,30 +413,26 @@ def test_changes_of_a_log_are_counted_without_gaps_or_repeats() -> None:
     """Whatever is made, released or halted, in any order of 5: who asks since n misses nothing."""
     seen = Seen(Order(2))
 
-    def made(index: int) -> Transaction:
+    def made(index: int) -> Operation:
         verdict = Verdict("exit", ItemRef("main", index, 0), "", "r", True, 0, 0)
-        return lambda tables: transactions.add_verdict(tables, LOG, verdict, seen, None)
+        return lambda store: store.add_verdict(LOG, verdict, seen, None)
 
-    def released(tables: Tables) -> Coroutine[Any, Any, Any]:
-        return transactions.release_verdicts(tables, LOG, "main", 0, seen)
+    def released(store: Store) -> Coroutine[Any, Any, Any]:
+        return store.release_verdicts(LOG, "main", 0, seen)
 
-    def halted(tables: Tables) -> Coroutine[Any, Any, Any]:
-        return transactions.add_halt(tables, LOG, Halt(0, 1, "bad_item", "why", {"a": 1}, "n"))
+    def halted(store: Store) -> Coroutine[Any, Any, Any]:
+        return store.add_halt(LOG, Halt(0, 1, "bad_item", "why", {"a": 1}, "n"))
 
     def news(memory: Memory, after: int) -> Any:
-        return finish(transactions.news(Timeless(memory), LOG, after))
+        return finish(Timeless(memory).news(LOG, after))
 
     for history in itertools.product((made(0), made(1), released, halted), repeat=5):
         memory, last = Memory(), 0
-        for transaction in history:
-            before = finish(transactions.list_verdicts(Timeless(memory), LOG))
+        for operation in history:
+            before = finish(Timeless(memory).verdicts(LOG))
             halts = len(memory.tables[HaltRow].rows)
-            finish(transaction(Timeless(memory)))
-            changed = [
-                one
-                for one in finish(transactions.list_verdicts(Timeless(memory), LOG))
-                if one not in before
-            ]
+            finish(operation(Timeless(memory)))
+            changed = [one for one in finish(Timeless(memory).verdicts(LOG)) if one not in before]
             found = news(memory, last)
             assert found.verdicts == changed
             assert len(found.halts) == len(memory.tables[HaltRow].rows) - halts
@@ -441,7 +446,7 @@ def test_halts_are_bounded() -> None:
     memory = Memory()
     halt = Halt(0, 1, "bad_item", "\udcff", {}, "n")
     for number in range(1, 600):
-        made = finish(transactions.add_halt(Timeless(memory), LOG, halt))
+        made = finish(Timeless(memory).add_halt(LOG, halt))
         assert (made.change, made.message) == (number, "?")
 
     assert len(memory.tables[HaltRow].rows) == lanes.KEPT_HALTS
@@ -454,8 +459,8 @@ def test_every_resume_of_a_crowded_lane_finds_a_snapshot_near() -> None:
     """For every place of a cursor and of a checkpoint over 600 snapshots of a lane."""
     rows = [SnapshotRecord(LOG, 0, offset, b"") for offset in range(0, 1200, 2)]
     memory = Memory()
-    finish(transactions.Crowded().put(Timeless(memory), rows[:500]))
-    snapshots = finish(Timeless(memory).all(SnapshotRow, LOG, 0))
+    finish(Timeless(memory).put_snapshots(rows[:500]))
+    snapshots = finish(TimelessTables(memory).all(SnapshotRow, LOG, 0))
     for cursor, named in itertools.product(range(0, 1000, 37), range(0, 1000, 41)):
         kept, changes = lanes.thin(snapshots, [cursor], [named])
 

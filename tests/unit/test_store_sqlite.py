@@ -18,9 +18,8 @@ import pytest
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.store import SqliteStore, migrations, schema
-from penstock.server.store.base import BeginRequest, JobRecord, Seen, SnapshotRecord
-from penstock.server.store.database import Database
 from penstock.server.store.lock import FileLock
+from penstock.server.store.records import BeginRequest, JobRecord, Seen, SnapshotRecord
 from penstock.wire.errors import StoreCorrupt, StoreLocked, StoreUnavailable
 from penstock.wire.order import Order
 
@@ -440,7 +439,7 @@ async def test_a_kill_while_creating_leaves_no_half_store(tmp_path: Path) -> Non
 
 async def test_a_full_disk_is_named_and_passes(tmp_path: Path) -> None:
     """What did not fit had no effect; with room again the store goes on."""
-    store = Database(tmp_path / "penstock.db")
+    store = SqliteStore(tmp_path / "penstock.db")
     await store.open()
 
     def pages(db: sqlite3.Connection) -> int:
@@ -489,7 +488,7 @@ async def test_another_program_that_holds_the_file_is_waited_for(
 
 async def test_a_file_that_became_read_only_is_named(tmp_path: Path) -> None:
     """A file system that was remounted read-only is not a bug of ours."""
-    store = Database(tmp_path / "penstock.db")
+    store = SqliteStore(tmp_path / "penstock.db")
     await store.open()
     await store.run(lambda db: db.execute("PRAGMA query_only = ON"))
 
@@ -501,7 +500,7 @@ async def test_a_file_that_became_read_only_is_named(tmp_path: Path) -> None:
 
 async def test_who_waits_together_shares_one_transaction(tmp_path: Path) -> None:
     """50 callers behind a slow one cost one commit, and a cancelled one among them never runs."""
-    store = Database(tmp_path / "penstock.db")
+    store = SqliteStore(tmp_path / "penstock.db")
     await store.open()
     begun, go = threading.Event(), threading.Event()
     statements: list[str] = []
@@ -532,7 +531,7 @@ async def test_who_waits_together_shares_one_transaction(tmp_path: Path) -> None
 
 async def test_an_operation_that_raises_undoes_its_own_writes(tmp_path: Path) -> None:
     """A bug rises as itself, and nothing of it is stored."""
-    store = Database(tmp_path / "penstock.db")
+    store = SqliteStore(tmp_path / "penstock.db")
     await store.open()
 
     def broken(db: sqlite3.Connection) -> None:

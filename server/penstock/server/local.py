@@ -50,8 +50,8 @@ from penstock.server.pipeline.line import (
 )
 from penstock.server.pipeline.retry import Progress
 from penstock.server.pipeline.verdicts import VerdictBook
-from penstock.server.store.base import Seen
 from penstock.server.store.recorded import Recorded
+from penstock.server.store.records import Seen
 from penstock.wire.errors import (
     ERRORS,
     DataTimeout,

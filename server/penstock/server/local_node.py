@@ -54,8 +54,9 @@ from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.local import LocalService
 from penstock.server.rpc.opening import VERSION, OpenedRead
 from penstock.server.store import open_store
-from penstock.server.store.base import Seen, Store
+from penstock.server.store.base import Store
 from penstock.server.store.recorded import Recorded, version_warning
+from penstock.server.store.records import Seen
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import Internal, PastEnd, PenstockError

@@ -17,7 +17,7 @@ from penstock.server.node.observer import Observer
 from penstock.server.node.process import Ticket, WorkerProcess
 from penstock.server.node.shelf import Shelf
 from penstock.server.pipeline.line import MAX_EMPTIED, only_padding
-from penstock.server.store.base import SnapshotRecord
+from penstock.server.store.records import SnapshotRecord
 from penstock.wire.errors import LogDiverged, PastEnd
 
 logger = structlog.get_logger("penstock.node")

@@ -42,7 +42,7 @@ from penstock.server.node.observer import Observer
 from penstock.server.node.process import WorkerProcess
 from penstock.server.node.quarantine import Quarantine
 from penstock.server.node.shelf import Shelf
-from penstock.server.store.base import SnapshotRecord
+from penstock.server.store.records import SnapshotRecord
 
 logger = structlog.get_logger("penstock.node")
 

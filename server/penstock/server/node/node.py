@@ -42,7 +42,8 @@ from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.processes import age_s
 from penstock.server.roles.reading import Reading
 from penstock.server.sources.catalog import pack_catalogs
-from penstock.server.store.base import JobRecord, Store
+from penstock.server.store.base import Store
+from penstock.server.store.records import JobRecord
 from penstock.wire.errors import InvalidJob
 from penstock.wire.numbering import Numbering
 from penstock.wire.order import Cut, Share

@@ -25,7 +25,8 @@ from penstock.server.node.observer import Observer
 from penstock.server.node.process import WorkerProcess
 from penstock.server.node.shelf import STORE_DEADLINE_S, STORE_RETRY_S
 from penstock.server.pipeline.verdicts import VerdictBook
-from penstock.server.store.base import Seen, Store
+from penstock.server.store.base import Store
+from penstock.server.store.records import Seen
 from penstock.wire.errors import LogDiverged, PenstockError, StoreUnavailable
 
 logger = structlog.get_logger("penstock.node")

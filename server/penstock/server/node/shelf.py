@@ -12,7 +12,8 @@ from collections.abc import Callable
 import structlog
 
 from penstock.server.node.life import Life
-from penstock.server.store.base import SnapshotRecord, Store
+from penstock.server.store.base import Store
+from penstock.server.store.records import SnapshotRecord
 from penstock.wire.errors import LogDiverged, PenstockError, StoreUnavailable
 
 logger = structlog.get_logger("penstock.node")

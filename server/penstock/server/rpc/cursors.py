@@ -15,7 +15,8 @@ from penstock.server.rpc.caller import ADMIN, CALLER
 from penstock.server.rpc.opening import check_protocol
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.quarantine import Quarantine, Release
-from penstock.server.store.base import (
+from penstock.server.store.base import Store
+from penstock.server.store.records import (
     BeginRequest,
     Begun,
     CheckpointRecord,
@@ -24,7 +25,6 @@ from penstock.server.store.base import (
     JobRecord,
     Moved,
     Seen,
-    Store,
 )
 from penstock.server.store.rules.checks import check_name, check_text, printable
 from penstock.server.usercode import libraries

@@ -20,14 +20,14 @@ from penstock.server.rpc.caller import ANYBODY, Caller
 from penstock.server.rpc.cursors import Listener
 from penstock.server.rpc.lending import Lender
 from penstock.server.rpc.unsent import Unsent
-from penstock.server.store.base import (
+from penstock.server.store.base import Store
+from penstock.server.store.records import (
     BeginRequest,
     Begun,
     CheckpointRecord,
     Committed,
     GroupRecord,
     Moved,
-    Store,
 )
 from penstock.server.store.rules.checks import printable
 from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES, tracing

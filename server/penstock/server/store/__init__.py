@@ -1,10 +1,11 @@
 """Where cursors, checkpoints, snapshots and verdicts outlive every process.
 
-`base` is the contract. What may happen is decided by `rules`, pure functions over `rows`; each
-method of the contract is one of `transactions` (load, ask the rule, write), over `tables`, which is
-all that a kind of store must implement. `sqlite` is the embedded store of one node: `sqlite_tables`
-(statements), `schema` (sealed rows), `migrations` (older formats), `database` (the file, its
-thread, its errors). `memory` is the second kind. `watch` logs that a store fails.
+`base` is the store: `group_operations` and `log_operations`, each operation one transaction (load,
+ask a rule, write). What may happen is decided by `rules`, pure functions over `rows`. A kind of
+store implements `transacting` (open, close, run a transaction) and `tables` (reach the rows).
+`sqlite` is the embedded store of one node: its thread and its group commits; `database` (the file
+and its errors), `sqlite_tables` (statements), `schema` (sealed rows), `migrations` (older formats).
+`memory` is the second kind. `watch` logs that a store fails.
 """
 
 from __future__ import annotations

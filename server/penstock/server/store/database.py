@@ -1,24 +1,16 @@
-"""A SQLite file behind one thread: opened with care, written in group commits, errors by name."""
+"""The file of a SQLite store: opened with care, and its errors by name."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import ctypes
 import os
 import sqlite3
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
 
 from penstock.server.store import migrations, schema
 from penstock.server.store.lock import FileLock
 from penstock.server.store.rows import DELETED
 from penstock.wire.errors import PenstockError, StoreCorrupt, StoreUnavailable
-
-_T = TypeVar("_T")
 
 _FOREIGN = "is a SQLite file, but not a penstock store"
 _MAGIC = b"SQLite format 3\0"
@@ -43,16 +35,10 @@ BUSY_TIMEOUT_S = 5.0
 `sqlite3`."""
 
 
-class _Task(NamedTuple):
-    operation: Callable[[sqlite3.Connection], Any]
-    future: Future[Any]
+class SqliteFile:
+    """The file of a store: opened with care, never written under another name, errors by name.
 
-
-class Database:
-    """One connection in one thread of its own.
-
-    `run` gives the thread an operation. Operations that wait together share one transaction, each
-    in a savepoint, and are answered after its commit: 64 ranks that commit at once cost one fsync.
+    Used from the thread of its store alone.
 
     Args:
         path: The database file. `<path>.lock` is held from `open` to `close`.
@@ -60,7 +46,6 @@ class Database:
     Attributes:
         uuid: The store's identity; empty before `open`.
         created: There was no file, and `open` made one.
-        on_error: Told every error of `run`, in the event loop.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,125 +53,17 @@ class Database:
         self.path = Path(os.path.realpath(path))
         self.uuid = ""
         self.created = False
-        self.on_error: Callable[[PenstockError], None] = lambda error: None
         self._lock = FileLock(self.path)
-        self._tasks: deque[_Task] = deque()
-        self._thread: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
         self._opened: dict[Path, tuple[int, int]] = {}  # device and inode of what is open
 
-    async def open(self) -> None:
-        """Open the file, or create it.
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """Return the connection, while it is open."""
+        assert self._connection is not None
+        return self._connection
 
-        Raises:
-            StoreLocked, StoreCorrupt, StoreUnavailable: As `Store.open` says.
-        """
-        if self._thread is not None:
-            return
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-store")
-        try:
-            await self._in_thread(self._open)
-        except BaseException:
-            # Also when cancelled: `_open` may still run, and close comes after it in the thread.
-            await self.close()
-            raise
-
-    async def close(self, *, discards: bool = False) -> None:
-        """Finish running calls, then close the file and release the lock; idempotent.
-
-        Args:
-            discards: Remove the file, if `open` created it.
-        """
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        done = asyncio.wrap_future(thread.submit(self._close, discards and self.created))
-        thread.shutdown(wait=False)
-        await asyncio.shield(done)
-
-    async def run(self, operation: Callable[[sqlite3.Connection], _T], *, told: bool = True) -> _T:
-        """Return what `operation` gives for the connection, once its transaction is durable.
-
-        A caller that is cancelled stops waiting; the operation happens whole or not at all.
-
-        Args:
-            operation: Called in the thread, once.
-            told: Its errors are reported to `on_error`.
-
-        Raises:
-            PenstockError: What the operation raised; it had no effect.
-            StoreUnavailable: The disk is full, the file is read-only, busy for too long, or closed.
-            StoreCorrupt: SQLite met damage.
-        """
-        if self._thread is None:
-            raise StoreUnavailable(
-                f"the store {self.path} is not open: the server is starting or stopping",
-                path=str(self.path),
-            )
-        task = _Task(operation, Future())
-        self._tasks.append(task)
-        self._thread.submit(self._drain)
-        try:
-            return cast(_T, await asyncio.wrap_future(task.future))
-        except PenstockError as error:
-            if told:
-                self.on_error(error)
-            raise
-
-    async def _in_thread(self, function: Callable[[], None]) -> None:
-        assert self._thread is not None
-        await asyncio.wrap_future(self._thread.submit(function))
-
-    # --- in the thread ---
-
-    def _drain(self) -> None:
-        """Run everything that waits, in one transaction."""
-        tasks: list[_Task] = []
-        while self._tasks:
-            task = self._tasks.popleft()
-            if task.future.set_running_or_notify_cancel():
-                tasks.append(task)
-        if not tasks:
-            return  # an earlier drain took this one along, or it was cancelled
-        connection = self._connection
-        assert connection is not None
-        outcomes: list[tuple[Any, BaseException | None]] = []
-        try:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")  # the last transaction failed
-            self._check_place()
-            connection.execute("BEGIN IMMEDIATE")
-            outcomes += [self._attempt(connection, task) for task in tasks]
-            connection.execute("COMMIT")
-            self._check_place()  # the answer must be in the file that is the store
-        except Exception as error:
-            outcomes = [(None, self._named(error))] * len(tasks)
-            if connection.in_transaction:
-                # A second failure adds nothing to the first, and no caller may wait forever.
-                with contextlib.suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-        for task, (result, failure) in zip(tasks, outcomes, strict=True):
-            if failure is None:
-                task.future.set_result(result)
-            else:
-                task.future.set_exception(failure)
-
-    def _attempt(
-        self, connection: sqlite3.Connection, task: _Task
-    ) -> tuple[Any, BaseException | None]:
-        connection.execute("SAVEPOINT task")
-        try:
-            result = task.operation(connection)
-        except Exception as error:
-            if not connection.in_transaction:
-                raise  # SQLite gave up the whole transaction: no part of it may be acknowledged
-            connection.execute("ROLLBACK TO task")
-            connection.execute("RELEASE task")
-            return None, self._named(error)
-        connection.execute("RELEASE task")
-        return result, None
-
-    def _named(self, error: Exception) -> Exception:
+    def named(self, error: Exception) -> Exception:
         """Return the named error for what SQLite raised; anything else is its own name."""
         if isinstance(error, UnicodeDecodeError):
             # SQLite quotes damaged bytes in a message, and Python cannot read that.
@@ -209,7 +86,12 @@ class Database:
         named.__cause__ = error
         return named
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Open the file, or create it.
+
+        Raises:
+            StoreLocked, StoreCorrupt, StoreUnavailable: As `Transacting.open` says.
+        """
         if not self.path.parent.is_dir():
             # A mistyped folder, or one that is not mounted, would be a fresh start of all runs.
             raise self._unavailable(
@@ -228,16 +110,21 @@ class Database:
                 raise self._unavailable(str(error)) from error
             raise self._corrupt(f"is damaged ({error})") from error
         except UnicodeDecodeError as error:
-            raise self._named(error) from error
+            raise self.named(error) from error
         except OSError as error:
             raise self._unavailable(str(error)) from error
 
-    def _close(self, discards: bool = False) -> None:
+    def close(self, discards: bool = False) -> None:
+        """Close the file and release the lock; idempotent.
+
+        Args:
+            discards: Remove the file, if `open` created it.
+        """
         is_gone = False
         try:
             if self._connection is not None and self._is_in_place():
                 self._connection.close()
-                if discards:  # while the lock is held
+                if discards and self.created:  # while the lock is held
                     self.path.unlink()
                     is_gone = True
             elif self._connection is not None:
@@ -259,7 +146,7 @@ class Database:
         except OSError:
             return False
 
-    def _check_place(self) -> None:
+    def check_place(self) -> None:
         """Refuse to go on in files that no longer have the store's name.
 
         SQLite itself would write on into a file that was moved or removed.
@@ -392,4 +279,4 @@ def _inode(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-__all__ = ["BUSY_TIMEOUT_S", "Database"]
+__all__ = ["BUSY_TIMEOUT_S", "SqliteFile"]

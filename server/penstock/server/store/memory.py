@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from penstock.server.store.base import Store
 from penstock.server.store.rows import (
     DELETED,
     TABLES,
@@ -20,8 +21,8 @@ from penstock.server.store.rows import (
     Row,
     Value,
 )
-from penstock.server.store.ruled import RuledStore, Transaction
 from penstock.server.store.tables import R, Tables, finish
+from penstock.server.store.transacting import Transaction
 from penstock.wire.errors import PenstockError, StoreUnavailable
 
 T = TypeVar("T")
@@ -168,7 +169,7 @@ class MemoryTables(Tables):
                 table.put(key, row)
 
 
-class MemoryStore(RuledStore):
+class MemoryStore(Store):
     """Rows in this process, lost with it: acknowledged changes do not survive a kill.
 
     Transactions of all stores over one memory follow each other, from any task and any thread.

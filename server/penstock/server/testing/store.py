@@ -30,7 +30,7 @@ import pytest_asyncio
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.store import Store
-from penstock.server.store.base import (
+from penstock.server.store.records import (
     BeginRequest,
     Begun,
     Committed,

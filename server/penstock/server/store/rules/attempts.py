@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from penstock.server.store.base import BeginRequest, Begun, Committed
+from penstock.server.store.records import BeginRequest, Begun, Committed
 from penstock.server.store.rows import (
     Add,
     Change,

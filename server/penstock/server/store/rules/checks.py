@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.server.store.base import BeginRequest
+from penstock.server.store.records import BeginRequest
 from penstock.wire import MAX_NAME, MAX_TOKEN, MAX_WORLD_SIZE
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.order import MAX_POSITION, Share

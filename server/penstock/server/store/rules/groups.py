@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.server.store.base import CheckpointRecord, GroupRecord
+from penstock.server.store.records import CheckpointRecord, GroupRecord
 from penstock.server.store.rows import (
     DELETED,
     Add,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 
-from penstock.server.store.base import Halt, SnapshotRecord
+from penstock.server.store.records import Halt, SnapshotRecord
 from penstock.server.store.rows import (
     Add,
     BodyRow,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.server.store.base import Moved
+from penstock.server.store.records import Moved
 from penstock.server.store.rows import Add, Change, CheckpointRow, GenerationRow, GroupRow
 from penstock.server.store.rules.checks import MOVED
 from penstock.server.store.rules.fence import listed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Sequence
 
-from penstock.server.store.base import JobRecord
+from penstock.server.store.records import JobRecord
 from penstock.server.store.rows import (
     Add,
     BodyRow,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.server.core.verdict import Verdict, budget_spent
-from penstock.server.store.base import Seen
+from penstock.server.store.records import Seen
 from penstock.server.store.rows import (
     Add,
     Change,

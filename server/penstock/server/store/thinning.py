@@ -1,0 +1,60 @@
+"""Snapshots are put and thinned out in one transaction."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from penstock.server.store.loads import reader_offsets
+from penstock.server.store.records import SnapshotRecord
+from penstock.server.store.rows import BodyRow, SnapshotRow
+from penstock.server.store.rules import lanes
+from penstock.server.store.rules.retention import ARCHIVE
+from penstock.server.store.tables import Tables
+
+CROWDED = 512
+"""A lane with more snapshots is thinned: rarely enough that it costs a few microseconds per put."""
+
+
+class Crowded:
+    """Puts snapshots and thins them; holds only how crowded each lane was, and may forget it."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[bytes, int], int] = {}
+
+    async def put(self, tables: Tables, snapshots: Sequence[SnapshotRecord]) -> None:
+        """Insert if absent, then thin out.
+
+        Raises:
+            LogDiverged: There is another content at the same lane and offset.
+        """
+        last = await tables.highest(BodyRow, "id")
+        for body, snapshot in enumerate(snapshots, last + 1):
+            stands = await tables.get(SnapshotRow, *snapshot[:3])
+            checksum = hashlib.sha256(snapshot.data).digest()
+            await tables.write(lanes.put(snapshot, checksum, stands, body))
+        touched = {(snapshot.log_id, snapshot.lane) for snapshot in snapshots}
+        crowded: dict[bytes, list[int]] = {}
+        for log_id, lane in sorted(touched):
+            count = await tables.count(SnapshotRow, log_id, lane)
+            if count > self._counts.get((log_id, lane), CROWDED):
+                crowded.setdefault(log_id, []).append(lane)
+        for log_id, found in crowded.items():
+            await self._thin(tables, log_id, found)
+
+    async def collect(self, tables: Tables, log_id: bytes) -> None:
+        """Remove at once what is not worth keeping, after a reader that it was kept for is gone."""
+        counts = await tables.counts(SnapshotRow, log_id)
+        await self._thin(tables, log_id, [lane for lane, n in counts.items() if n > ARCHIVE])
+
+    async def _thin(self, tables: Tables, log_id: bytes, crowded: Sequence[int]) -> None:
+        cursors, checkpoints = await reader_offsets(tables, log_id) if crowded else ([], [])
+        for lane in crowded:
+            rows = await tables.all(SnapshotRow, log_id, lane)
+            kept, changes = lanes.thin(rows, cursors, checkpoints)
+            await tables.write(changes)
+            # With very many checkpoints much stays: wait until it has doubled.
+            self._counts[log_id, lane] = max(CROWDED, 2 * kept)
+
+
+__all__ = ["CROWDED", "Crowded"]
