@@ -96,7 +96,7 @@ def opened(node: Node, job: str, device: SimulatedDevice, **options: Any) -> Loa
 
 def pinned(loader: Loader) -> PinnedMemory:
     """Return what is pinned for a Loader."""
-    found = getattr(loader._reader._decoder, "pinned", None)
+    found = getattr(loader._reader.intake._decoder, "pinned", None)
     assert isinstance(found, PinnedMemory)
     return found
 

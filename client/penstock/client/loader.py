@@ -10,9 +10,12 @@ from types import TracebackType
 from typing import Any, Literal, Never, NoReturn
 
 from penstock.client.aside import tell
+from penstock.client.counters import Counted, count_in
 from penstock.client.credentials import Tls, Token, address_of
+from penstock.client.describe import describe, statistics
+from penstock.client.lengths import Lengths
 from penstock.client.options import LIMITS, Limits, Options, one_rank
-from penstock.client.passes import Batches
+from penstock.client.passes import Batches, Passes
 from penstock.client.reader import Reader
 from penstock.client.run.ranks import Ranks, WorldRank
 from penstock.client.run.resources import Resources
@@ -167,7 +170,10 @@ class Loader:
         )
         self.target, self.job, self.group = target, job, group
         self._reader = Reader(options, resources)
-        self._opener = self._reader.opener
+        self._opener, self._passes = self._reader.opener, Passes(self._reader, options)
+        self._counted: Counted | None = None
+        if metrics is not None:
+            self._counted = count_in(metrics, self._reader, job, group)
         if options.ranks.is_given:
             _ = self._opener.world_rank  # a mistake in them is best told here
 
@@ -182,7 +188,7 @@ class Loader:
             PastEnd: A group has been read to its end by this Loader, and there is no other pass.
             PenstockError: See `Feed.take`; what was yielded before stays counted.
         """
-        return Batches(self._reader, None)
+        return Batches(self._reader, self._passes)
 
     def steps(self) -> Steps:
         """Yield the global steps; each is iterated for this rank's micro batches of it.
@@ -194,7 +200,7 @@ class Loader:
         Raises:
             PenstockError: As iterating the Loader.
         """
-        return Steps(self._reader)
+        return Steps(self._reader, self._options, self._passes)
 
     @property
     def last(self) -> BatchInfo | None:
@@ -210,12 +216,13 @@ class Loader:
         Raises:
             TypeError: The job is endless, or it is not known yet where it ends.
         """
-        return self._reader.length(self._reader.count_batches)
+        return Lengths(self._reader, self._options).batches()
 
     @property
     def world_rank(self) -> WorldRank:
         """Which data-parallel rank this is, of how many, and from where that is known."""
-        return self._reader.world_rank
+        self._reader.check()
+        return self._opener.world_rank
 
     @property
     def batches_per_step(self) -> int:
@@ -382,7 +389,7 @@ class Loader:
         session = self._reader.started()
         share = session.share
         counted = self._reader.counted
-        self._reader.notice_ahead()
+        self._passes.notice_ahead()
         step = share.step(counted)
         return State(
             job=self.job,
@@ -430,14 +437,16 @@ class Loader:
 
         `wait_share` is the share of the time since the first batch that training waited for data.
         """
-        return self._reader.statistics()
+        return statistics(self._reader)
 
     def close(self) -> None:
         """End the stream, the connection, and a node that was spawned; idempotent."""
         self._reader.close()
+        if self._counted is not None:
+            self._counted.look()
 
     def __repr__(self) -> str:
-        return self._reader.describe()
+        return describe(self._reader, self._options)
 
     def __enter__(self) -> Loader:
         return self

@@ -160,6 +160,12 @@ class Options:
         """Whether every iter() is one whole pass."""
         return self.mode == "eval"
 
+    def cut(self, steps: int | None) -> int | None:
+        """Return how many of a pass's steps are read; None = all of an endless one."""
+        if steps is None or self.max_steps is None:
+            return self.max_steps if steps is None else steps
+        return min(steps, self.max_steps)
+
     def _start(self) -> str | int:
         start: Any = self.start
         if isinstance(start, str) and start in ("cursor", "state"):

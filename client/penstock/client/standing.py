@@ -46,5 +46,12 @@ class Standing(NamedTuple):
         """Return the first own position that is not counted as trained on."""
         return self.next if self.marked is None else share.nth_after(self.marked, 1)
 
+    def parted(self) -> Standing:
+        """Return this without its feed, and what belongs to it."""
+        tally = self.tally
+        if self.feed is not None:
+            tally = tally._replace(reconnects=tally.reconnects + self.feed.reconnects)
+        return self._replace(feed=None, marked=None, is_over=False, tally=tally)
+
 
 __all__ = ["Standing"]

@@ -49,6 +49,7 @@ class Feed:
 
     Attributes:
         ahead: Decodes batches before they are taken; None = the consumer does.
+        is_prepared: It is settled who decodes them.
         finished_step: The first step that the consumer has not finished: for people.
     """
 
@@ -74,6 +75,7 @@ class Feed:
         ]
         # Set by the consumer.
         self.ahead: Ahead | None = None
+        self.is_prepared = False
         self.finished_step = share.step(start)
         self._untold_bytes = 0
         self._told_room_bytes = self._room_bytes()
