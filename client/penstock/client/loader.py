@@ -9,21 +9,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Never, NoReturn
 
-from penstock.client.aside import tell
-from penstock.client.counters import Counted, count_in
-from penstock.client.credentials import Tls, Token, address_of
-from penstock.client.describe import describe, statistics
-from penstock.client.lengths import Lengths
-from penstock.client.options import LIMITS, Limits, Options, one_rank
-from penstock.client.passes import Batches, Passes
-from penstock.client.reader import Reader
+from penstock.client.calls.background_thread import tell
+from penstock.client.calls.node_address import Tls, Token, address_of
+from penstock.client.loop.batches import Batches
+from penstock.client.loop.counters import Counted, count_in
+from penstock.client.loop.lengths import Lengths
+from penstock.client.loop.loader_report import describe, statistics
+from penstock.client.loop.passes import Passes
+from penstock.client.loop.reader import Reader
+from penstock.client.loop.step_passes import Steps
+from penstock.client.loop.steps import Batch, BatchInfo, BatchLayout
+from penstock.client.run.loader_resources import Resources
+from penstock.client.run.options import LIMITS, Limits, Options, one_rank
 from penstock.client.run.ranks import Ranks, WorldRank
-from penstock.client.run.resources import Resources
-from penstock.client.run.session import Start
-from penstock.client.run.state import State
-from penstock.client.step_passes import Steps
-from penstock.client.steps import Batch, BatchInfo, BatchLayout
-from penstock.client.unknown import refuse_unknown
+from penstock.client.run.unknown_parameters import refuse_unknown
+from penstock.client.session.loader_state import State
+from penstock.client.session.session import Start
 from penstock.wire.checks import step_argument
 from penstock.wire.errors import InvalidRequest, NoGroup, PastEnd, PositionFar
 from penstock.wire.transport import Transport

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.client.arrays import arrays_in
+from penstock.client.array_libraries import arrays_in
 from penstock.client.device.port import Port
 from penstock.client.device.torch_views import HostViews, TensorViews
 from penstock.client.device.trouble import (

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.client.arrays import arrays_in, arrays_like, numpy_dtype
+from penstock.client.array_libraries import arrays_in, arrays_like, numpy_dtype
 from penstock.client.device.port import Port
-from penstock.client.testing.arrays import DeviceArray
+from penstock.client.testing.device_arrays import DeviceArray
 from penstock.client.testing.schedules import Schedule
 from penstock.client.testing.simulator import SimulatedStream, Simulator
 from penstock.wire.frame import TensorMaker

@@ -1,0 +1,314 @@
+"""All calls but the stream: they are short, safe to repeat, and repeated until a deadline."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from penstock.client.calls.background_thread import Patience, aside, tell
+from penstock.client.calls.backoff import Backoff
+from penstock.client.calls.call_spans import traced
+from penstock.client.calls.node_status import parse_status
+from penstock.wire import PROTOCOL
+from penstock.wire.errors import (
+    BadFrame,
+    Counting,
+    PenstockError,
+    ProtocolMismatch,
+    StoreUnavailable,
+    TlsFailed,
+    Unreachable,
+)
+from penstock.wire.parse import parse
+from penstock.wire.transport import Transport
+from penstock.wire.v1 import cursors_pb2, feed_pb2
+
+logger = logging.getLogger("penstock")
+
+LOG_FIRST_S, LOG_EVERY_S = 2.0, 30.0
+"""When a wait for an unreachable node is logged first, and how often after that."""
+
+CALL_S = 30.0
+"""The time-out of a single try, in seconds: none of these calls waits for data."""
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+
+
+class Control:
+    """The calls of one client about one job.
+
+    Args:
+        transport: The connection to the node.
+        job: The job's name.
+        target: Where the node is, for messages.
+        deadline_s: Seconds for which an unreachable node is called again.
+    """
+
+    def __init__(self, transport: Transport, job: str, target: str, deadline_s: float) -> None:
+        self._transport, self.job, self._target = transport, job, target
+        self._deadline_s = deadline_s
+
+    def describe(self, *, count: bool = False) -> feed_pb2.DescribeReply:
+        """Return what the job is.
+
+        Args:
+            count: Have the node find out where a finite job ends; it answers at once.
+
+        Raises:
+            UnknownJob: The node has no such job.
+            ProtocolMismatch: The node speaks another version of the wire.
+            Unreachable: No answer within the deadline.
+        """
+        request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job=self.job, count=count)
+        reply = self.call("Feed/Describe", request, feed_pb2.DescribeReply)
+        check_protocol(reply, self._target)
+        return reply
+
+    def begin(
+        self,
+        group: str,
+        token: str,
+        rank: int,
+        world_size: int,
+        *,
+        batches_per_step: int | None,
+        start_step: int | None,
+        store: str,
+        uneven: bool = False,
+    ) -> cursors_pb2.BeginReply:
+        """Start or join an attempt of a group.
+
+        Raises:
+            StaleGeneration, WorldSizeMismatch, StepSizeMismatch, JobChanged, OtherStore: See there.
+            Unreachable: No answer within the deadline.
+        """
+        request = cursors_pb2.BeginRequest(
+            protocol=PROTOCOL,
+            job=self.job,
+            group=group,
+            token=token,
+            rank=rank,
+            world_size=world_size,
+            batches_per_step=batches_per_step or 0,
+            start_step=start_step,
+            owner=owner(),
+            store=store,
+            uneven=uneven,
+        )
+        return traced(
+            "begin",
+            lambda: self.call("Cursors/Begin", request, cursors_pb2.BeginReply),
+            job=self.job,
+            group=group,
+            rank=rank,
+        )
+
+    def commit(
+        self, group: str, token: str, generation: int, rank: int, step: int, *, all_rows: bool
+    ) -> cursors_pb2.CommitReply:
+        """Move this rank's row, or every row, to `step`.
+
+        Raises:
+            StaleGeneration: A newer attempt has taken over.
+            Unreachable: No answer within the deadline; the commit may or may not have happened.
+        """
+        request = cursors_pb2.CommitRequest(
+            job=self.job,
+            group=group,
+            token=token,
+            generation=generation,
+            rank=rank,
+            step=step,
+            all_rows=all_rows,
+        )
+        return traced(
+            "commit",
+            lambda: self.call("Cursors/Commit", request, cursors_pb2.CommitReply),
+            job=self.job,
+            group=group,
+            rank=rank,
+            step=step,
+        )
+
+    def checkpoint(self, group: str, name: str, step: int | None) -> cursors_pb2.CheckpointReply:
+        """Give a step a permanent name; None = the group's cursor.
+
+        Raises:
+            CheckpointExists: The name belongs to another step.
+            UnknownGroup: There is no such group.
+        """
+        request = cursors_pb2.CheckpointRequest(job=self.job, group=group, name=name, step=step)
+        return self.call("Cursors/Checkpoint", request, cursors_pb2.CheckpointReply)
+
+    def restore(self, group: str, name: str, request_id: str) -> cursors_pb2.MoveReply:
+        """Go to a checkpoint: a new generation, which fences all current readers of the group.
+
+        Raises:
+            UnknownGroup, UnknownCheckpoint: There is no such group or name.
+        """
+        request = cursors_pb2.RestoreRequest(
+            job=self.job, group=group, name=name, request_id=request_id, owner=owner()
+        )
+        return self.call("Cursors/Restore", request, cursors_pb2.MoveReply)
+
+    def seek(self, group: str, step: int, request_id: str) -> cursors_pb2.MoveReply:
+        """Go to a step: a new generation, which fences all current readers of the group.
+
+        Raises:
+            UnknownGroup: There is no such group.
+        """
+        request = cursors_pb2.SeekRequest(
+            job=self.job, group=group, step=step, request_id=request_id, owner=owner()
+        )
+        return self.call("Cursors/Seek", request, cursors_pb2.MoveReply)
+
+    def groups(self, group: str | None = None) -> list[cursors_pb2.Group]:
+        """Return one group, or every group of the job.
+
+        Raises:
+            UnknownGroup: There is no such group.
+        """
+        request = cursors_pb2.ListRequest(job=self.job, group=group or "")
+        found: list[cursors_pb2.Group] = []
+        while True:
+            page = self.call("Cursors/List", request, cursors_pb2.ListReply)
+            for part in page.groups:
+                if found and found[-1].name == part.name:
+                    found[-1].checkpoints.extend(part.checkpoints)
+                else:
+                    found.append(part)
+            if not page.next_page_token:
+                return found
+            if page.next_page_token == request.page_token:
+                raise BadFrame(f"{self._target} gives the same page of groups again and again")
+            request.page_token = page.next_page_token
+
+    def delete(self, group: str, generation: int, *, fence: bool) -> cursors_pb2.DeleteReply:
+        """Delete a group; return what it was. A later start under its name begins a new group.
+
+        Args:
+            group: Its name.
+            generation: The generation that it had when the caller looked; any other is refused.
+            fence: End its readers; without it, a group with readers is not deleted.
+
+        Raises:
+            GroupInUse: It has readers.
+            StaleGeneration: It has a newer generation.
+        """
+        request = cursors_pb2.DeleteRequest(
+            job=self.job, group=group, generation=generation, fence=fence, owner=owner()
+        )
+        return self.call("Cursors/Delete", request, cursors_pb2.DeleteReply)
+
+    def verdicts(self) -> list[cursors_pb2.Verdict]:
+        """Return every verdict about the job's items, released ones too, by number."""
+        found: list[cursors_pb2.Verdict] = []
+        while True:
+            after = found[-1].number if found else 0
+            request = cursors_pb2.ListVerdictsRequest(job=self.job, after=after)
+            reply = self.call("Cursors/ListVerdicts", request, cursors_pb2.ListVerdictsReply)
+            found += reply.verdicts
+            if not reply.more or not reply.verdicts:
+                return found
+
+    def release(self, source: str, index: int) -> list[cursors_pb2.Verdict]:
+        """Let an item be drawn again; return the verdicts about it, all released.
+
+        Raises:
+            UnknownVerdict: The item is not in quarantine.
+            LogDiverged: The log has no batch left that could hold the item.
+        """
+        request = cursors_pb2.ReleaseItemRequest(job=self.job, source=source, index=index)
+        reply = self.call("Cursors/ReleaseItem", request, cursors_pb2.ReleaseItemReply)
+        return list(reply.verdicts)
+
+    def status(self) -> dict[str, Any]:
+        """Return what the node is doing now: the JSON object of `Feed.Status`."""
+        reply = self.call("Feed/Status", feed_pb2.StatusRequest(), feed_pb2.StatusReply)
+        try:
+            return parse_status(reply.json)
+        except ValueError as error:
+            raise BadFrame(
+                f"{self._target} sent a status that cannot be read ({error}): check that both "
+                "sides run the same version"
+            ) from error
+
+    def call(self, method: str, request: Message, reply: type[ReplyT]) -> ReplyT:
+        """Call one method, again while the node cannot be reached.
+
+        Safe where a signal handler raises: the call is made aside, and may be made once more.
+
+        Raises:
+            PenstockError: What the server says is wrong.
+            Unreachable: No answer within the deadline.
+        """
+        return aside(lambda patience: self._call(method, request, reply, patience))
+
+    def _call(
+        self, method: str, request: Message, reply: type[ReplyT], patience: Patience
+    ) -> ReplyT:
+        began = time.monotonic()
+        backoff, log_at = Backoff(), LOG_FIRST_S
+        payload = request.SerializeToString()
+        answered: StoreUnavailable | Counting | None = None
+        while True:
+            left = self._deadline_s - (time.monotonic() - began)
+            try:
+                answer = self._transport.unary(method, payload, max(0.1, min(CALL_S, left)))
+                return parse(reply, answer, f"{self._target} answers {method}")
+            except (StoreUnavailable, Counting) as error:
+                away: PenstockError = error
+                answered = error
+            except Unreachable as error:
+                # The node did answer: it waits for its store as before, longer than is left here.
+                if isinstance(error, TlsFailed) and error.is_first:
+                    raise  # it has never worked, so nobody is about to renew something
+                timed_out = bool(error.timed_out)
+                away = answered if answered is not None and timed_out else error
+            wait = backoff.next_s()
+            waited = time.monotonic() - began
+            if waited + wait >= self._deadline_s:
+                raise _gave_up(away, self._target, method, waited) from None
+            if waited >= log_at:
+                log_at = waited + LOG_EVERY_S
+                left = self._deadline_s - waited
+                tell(logger.warning, "%s; trying for %.0f s more (%s)", away, left, method)
+            if patience.acquire(timeout=wait):
+                raise away  # the caller does not wait any more
+
+
+def _gave_up(error: PenstockError, target: str, method: str, waited: float) -> PenstockError:
+    if not isinstance(error, Unreachable):
+        return error
+    tried = f", tried for {waited:.0f} s" if waited >= 1 else ""
+    return type(error)(
+        f"{error.message} ({method}{tried})", target=target, waited_s=round(waited, 3)
+    )
+
+
+def check_protocol(reply: feed_pb2.DescribeReply, target: str) -> None:
+    """Refuse a node of another version.
+
+    Raises:
+        ProtocolMismatch: It speaks another version of the wire.
+    """
+    if reply.protocol != PROTOCOL:
+        raise ProtocolMismatch(
+            f"{target} (penstock {reply.server_version}) speaks version {reply.protocol} of the "
+            f"wire and this client version {PROTOCOL}: install the same penstock on both sides",
+            client=PROTOCOL,
+            server=reply.protocol,
+        )
+
+
+def owner() -> str:
+    """Return who makes the call, for people: host and process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+__all__ = ["Control", "check_protocol", "owner"]

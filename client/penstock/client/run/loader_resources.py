@@ -1,0 +1,103 @@
+"""What a Loader holds open: its connection and its streams."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+from collections.abc import Iterable
+
+from penstock.client.calls.background_thread import Patience, aside
+from penstock.client.calls.grpc_transport import open_transport
+from penstock.client.calls.node_address import Address
+from penstock.client.reading.feed import Feed
+from penstock.client.run.guard import ProcessGuard
+from penstock.wire.transport import Transport
+
+
+class Resources:
+    """What must be closed, apart from the Loader: its finalizer must not keep it alive.
+
+    All of it takes locks of gRPC or of our own, so it is done in `aside`, where no signal
+    interrupts it.
+    """
+
+    def __init__(self) -> None:
+        self.guard = ProcessGuard()
+        self.transport: Transport | None = None
+        self.feeds: set[Feed] = set()
+        self._lock = threading.Lock()  # taken in `aside` only
+
+    def connect(self, address: Address) -> Transport:
+        """Return the connection; open it first if necessary.
+
+        Raises:
+            PenstockError: See `open_transport`.
+        """
+
+        def open_once(_: Patience) -> Transport:
+            with self._lock:
+                if self.transport is None:
+                    self.transport = open_transport(address)
+                return self.transport
+
+        if self.transport is not None:
+            return self.transport
+        _OPEN.add(self)
+        return aside(open_once)
+
+    def close_feeds(self, but: Feed | None = None) -> None:
+        """End every stream except one; idempotent."""
+        ending = {feed for feed in tuple(self.feeds) if feed is not but}
+        if not ending:
+            return
+        if self.guard.at_home:
+            with contextlib.suppress(TimeoutError):
+                aside(lambda _: _end_all(ending), patience_s=JOIN_S)
+        self.feeds.difference_update(ending)
+
+    def close(self, *, waits: bool = True) -> None:
+        """End the streams and the connection; idempotent. In a fork they are left to the parent.
+
+        Args:
+            waits: Return when it is done. The garbage collector must not wait: it may run on a
+                thread that would then wait for itself.
+        """
+        if self.guard.at_home:
+            with contextlib.suppress(TimeoutError):
+                aside(lambda _: self._close(), patience_s=-1 if waits else 0)
+
+    def _close(self) -> None:
+        feeds = tuple(self.feeds)
+        _end_all(feeds)
+        self.feeds.difference_update(feeds)
+        with self._lock:
+            transport, self.transport = self.transport, None
+            if transport is not None:
+                transport.close()
+        _OPEN.discard(self)
+
+
+JOIN_S = 5.0
+"""How long the end of a stream is waited for: it takes milliseconds."""
+
+_OPEN: set[Resources] = set()
+
+
+def _end_all(feeds: Iterable[Feed]) -> None:
+    for feed in feeds:
+        feed.cancel()
+    for feed in feeds:
+        feed.join(JOIN_S)
+
+
+def _close_at_exit() -> None:
+    """Close what is open: a thread of gRPC that still reads could keep the process from ending."""
+    for resources in tuple(_OPEN):
+        resources.close()
+
+
+atexit.register(_close_at_exit)
+
+
+__all__ = ["Resources"]
