@@ -23,17 +23,13 @@ from packing import document_tokens
 from support import Rounds, corpus, interleaved, median, spread, table
 
 from penstock.client import masks, packed
-from penstock.client.reading.arrival import Arrival
-from penstock.client.reading.buffers import BufferPool, Lease
-from penstock.client.reading.torch_values import TorchDecoder
+from penstock.client.bodies.buffers import BufferPool, Lease
+from penstock.client.values.arrival import Arrival
+from penstock.client.values.torch_decoder import TorchDecoder
 from penstock.server.core.refs import ItemRef, SampleRef, Span
 from penstock.server.roles import BatchCollator
 from penstock.server.roles.base import SampleBatcher
-from penstock.server.roles.batchers import (
-    BestFitPackingBatcher,
-    PoolPackingBatcher,
-    SimpleBatcher,
-)
+from penstock.server.roles.batchers import BestFitPackingBatcher, PoolPackingBatcher, SimpleBatcher
 from penstock.server.roles.collators import (
     DefaultBatchCollator,
     FunctionCollator,

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.client.bodies.buffers import Allocator, BufferPool, Lease
 from penstock.client.device.driver import Driver
 from penstock.client.device.pinned import PinnedMemory
-from penstock.client.reading.buffers import Allocator, BufferPool, Lease
 from penstock.client.testing import Simulator
 from penstock.wire import ALIGNMENT
 from unit.devices import ANSWERING

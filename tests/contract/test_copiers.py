@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from penstock.client.bodies.buffers import BufferPool, Lease
 from penstock.client.device.copier import Copier, Copy
 from penstock.client.device.driver import Driver
 from penstock.client.device.pinned import PinnedMemory
-from penstock.client.reading.buffers import BufferPool, Lease
 from penstock.client.testing import Lazy, Misuse, SimulatedDevice
 from unit.devices import DRIVERS, EACH, bytes_of, on_host
 

@@ -18,9 +18,9 @@ import pytest
 from harness import Server, call_command, serving, write_job_file
 from invariants import eventually
 from penstock.client import Batch, Limits, Loader
+from penstock.client.bodies import borrowing
+from penstock.client.bodies.borrowing import MAX_MAPPINGS
 from penstock.client.device.pinned import PinnedMemory
-from penstock.client.reading import borrowing
-from penstock.client.reading.borrowing import MAX_MAPPINGS
 from penstock.client.testing import Lazy, Misuse, Random, SimulatedDevice
 from penstock.client.testing.device import DeviceArray
 from penstock.wire.describe import batch_record
@@ -96,7 +96,7 @@ def opened(node: Node, job: str, device: SimulatedDevice, **options: Any) -> Loa
 
 def pinned(loader: Loader) -> PinnedMemory:
     """Return what is pinned for a Loader."""
-    found = getattr(loader._reader._decoder, "pinned", None)
+    found = getattr(loader._reader.intake._decoder, "pinned", None)
     assert isinstance(found, PinnedMemory)
     return found
 

@@ -115,7 +115,7 @@ def test_what_the_page_quotes_is_what_is_said(sentence: str) -> None:
     said = "".join(
         re.sub(r'"\s*f?"', "", (root / file).read_text())
         for file in (
-            "client/penstock/client/reading/tls_trouble.py",
+            "client/penstock/client/calls/tls_trouble.py",
             "proto/penstock/wire/certificates.py",
         )
     )

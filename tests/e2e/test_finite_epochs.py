@@ -17,7 +17,7 @@ import pytest
 
 from harness import Server, call_command, run_command, serving, write_job_file
 from penstock.client import Loader
-from penstock.client.steps import Batch
+from penstock.client.loop.steps import Batch
 
 COUNT, LANES = 60, 5
 ROLES = '''

@@ -12,7 +12,7 @@ import pytest
 
 from harness import Server, call_command, serving, write_job_file
 from penstock.client import Loader
-from penstock.client.steps import Batch
+from penstock.client.loop.steps import Batch
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.line import Line
 from penstock.wire.errors import PastEnd

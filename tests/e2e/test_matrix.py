@@ -24,7 +24,7 @@ import pytest
 from chats import CHATML, write_chat_folder
 from harness import ENVIRONMENT, serving, write_job_file
 from penstock.client import Loader
-from penstock.client.reading.transport import open_transport
+from penstock.client.calls.grpc_transport import open_transport
 from penstock.server.environment import THREAD_VARIABLES
 from penstock.server.roles.batchers import BUILTIN_BATCHERS
 from penstock.server.roles.collators import BUILTIN_COLLATORS

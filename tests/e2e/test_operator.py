@@ -15,8 +15,8 @@ import pytest
 
 from harness import Rank, Server, call_command, run_command, serving, write_job_file
 from invariants import eventually
-from penstock.client.reading.transport import open_transport
-from penstock.client.run.control import Control
+from penstock.client.calls.control import Control
+from penstock.client.calls.grpc_transport import open_transport
 from penstock.server.scraped import SLOWEST_RANKS
 from penstock.server.store.database import BUSY_TIMEOUT_S
 from penstock.wire import PROTOCOL

@@ -18,7 +18,7 @@ import pytest
 from harness import Server, call_command, kill_process, serving, write_job_file
 from invariants import Purity
 from penstock.client import Loader
-from penstock.client.steps import Batch
+from penstock.client.loop.steps import Batch
 from penstock.server.jobs.load import load
 from penstock.wire.errors import InvalidJob
 from planned import write_index_of

@@ -27,15 +27,15 @@ import pytest
 from harness import ENVIRONMENT, Server, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader
-from penstock.client.reading import borrowing
-from penstock.client.reading.borrowing import (
+from penstock.client.bodies import borrowing
+from penstock.client.bodies.borrowing import (
     HEAR_EVERY,
     MAX_MAPPINGS,
     Borrower,
     NotLent,
     borrowed_bytes,
 )
-from penstock.client.reading.buffers import BufferPool
+from penstock.client.bodies.buffers import BufferPool
 from penstock.server.node.arena import ArenaWriter
 from penstock.server.node.room import GAVE_WAY
 from penstock.wire import LENT_BYTES, memory

@@ -24,8 +24,8 @@ from certificates import DAY, Authority, Pair
 from harness import Server, call_command, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader, Tls
-from penstock.client.credentials import address_of
-from penstock.client.reading.transport import open_transport
+from penstock.client.calls.grpc_transport import open_transport
+from penstock.client.calls.node_address import address_of
 from penstock.server.app import check_exposed
 from penstock.server.jobs.load import load
 from penstock.server.jobs.settings import TlsSettings

@@ -13,13 +13,13 @@ import pytest
 
 from harness import Server, serving, write_job_file
 from penstock.client import Loader
-from penstock.client.reading.buffers import BufferPool
+from penstock.client.bodies.buffers import BufferPool
+from penstock.client.calls.control import Control
+from penstock.client.calls.grpc_transport import open_transport
 from penstock.client.reading.dealing import deal
 from penstock.client.reading.feed import Feed
 from penstock.client.reading.route import Node
-from penstock.client.reading.transport import open_transport
-from penstock.client.run.control import Control
-from penstock.client.run.session import Session
+from penstock.client.session.session import Session
 from penstock.wire.order import Share
 from penstock.wire.transport import ReadCall, Transport
 from penstock.wire.v1 import feed_pb2

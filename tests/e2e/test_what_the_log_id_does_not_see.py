@@ -14,8 +14,8 @@ import pytest
 
 from harness import Server, run_command, serving, write_job_file
 from penstock.client import Loader
-from penstock.client.reading.transport import open_transport
-from penstock.client.run.control import Control
+from penstock.client.calls.control import Control
+from penstock.client.calls.grpc_transport import open_transport
 from penstock.server.jobs.load import load
 from penstock.server.store import SqliteStore
 from penstock.server.usercode import libraries

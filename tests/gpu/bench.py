@@ -38,11 +38,11 @@ from support import HERE, serving, table, write_job  # noqa: E402 - of `make ben
 
 from penstock.client import Limits, Loader  # noqa: E402
 from penstock.client.arrive import Cast  # noqa: E402
+from penstock.client.bodies.buffers import BufferPool, Lease, Pinner  # noqa: E402
+from penstock.client.bodies.lifetimes import Passing  # noqa: E402
 from penstock.client.device.copier import Copier, Copy  # noqa: E402
 from penstock.client.device.driver import Driver  # noqa: E402
 from penstock.client.device.pinned import PinnedMemory  # noqa: E402
-from penstock.client.reading.buffers import BufferPool, Lease, Pinner  # noqa: E402
-from penstock.client.reading.lifetimes import Passing  # noqa: E402
 from penstock.client.testing import Eager, SimulatedDevice  # noqa: E402
 from penstock.wire.errors import PenstockError  # noqa: E402
 from unit.devices import ANSWERING, LACKS, bytes_of, on_host  # noqa: E402

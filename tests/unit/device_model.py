@@ -15,10 +15,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from penstock.client.bodies.buffers import BufferPool, Lease
 from penstock.client.device.copier import Copier, Copy
 from penstock.client.device.pinned import PinnedMemory
 from penstock.client.device.port import DeviceMemory, End, Event, Port, Stream
-from penstock.client.reading.buffers import BufferPool, Lease
 from penstock.client.testing import Schedule, Simulator, Tape
 from penstock.wire.errors import CannotPin
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.client.device.choice import cupy_lacks, torch_lacks
 from penstock.client.device.copier import Copy
 from penstock.client.device.driver import Driver
 from penstock.client.testing import Eager, Lazy, Random, SimulatedDevice
+from penstock.client.values.device_choice import cupy_lacks, torch_lacks
 
 DRIVERS: dict[str, Callable[[], Driver]] = {
     "simulated": SimulatedDevice,

@@ -18,11 +18,11 @@ from hypothesis.errors import NoSuchExample
 
 from penstock.client import Limits, Loader
 from penstock.client.arrive import Cast, Normalize
+from penstock.client.bodies.buffers import BufferPool
 from penstock.client.device.copier import Copier, Copy
 from penstock.client.device.driver import Driver
 from penstock.client.device.pinned import PinnedMemory
 from penstock.client.packed import complete
-from penstock.client.reading.buffers import BufferPool
 from penstock.client.testing import (
     DeviceArray,
     Lazy,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.client.aside import Patience, aside, tell
+from penstock.client.calls.background_thread import Patience, aside, tell
 from unit.served import wait_until
 
 
@@ -56,7 +56,7 @@ def test_a_thread_that_ends_late_keeps_nothing_of_the_work() -> None:
 
 
 ENDING = """
-from penstock.client.aside import aside
+from penstock.client.calls.background_thread import aside
 
 def work():
     try:
@@ -120,7 +120,7 @@ def test_a_line_of_the_log_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A lock of `logging` that a Ctrl-C has left locked elsewhere stops nobody here."""
-    monkeypatch.setattr("penstock.client.aside.TELL_S", 0.05)
+    monkeypatch.setattr("penstock.client.calls.background_thread.TELL_S", 0.05)
     logger = logging.getLogger("penstock")
     with caplog.at_level(logging.WARNING, "penstock"):
         caplog.handler.acquire()

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from penstock.client.reading import buffers
-from penstock.client.reading.buffers import BufferPool, Lease, size_class
+from penstock.client.bodies import buffers
+from penstock.client.bodies.buffers import BufferPool, Lease, size_class
 from penstock.wire.malloc import keep_memory
 
 
@@ -91,7 +91,7 @@ def test_other_memory_is_lent_from_then_on_as_long_as_it_has_room() -> None:
 
 FORK = """
 import os, sys
-from penstock.client.reading.buffers import BufferPool
+from penstock.client.bodies.buffers import BufferPool
 
 pool = BufferPool(keep=1)
 lease = pool.lease(int(sys.argv[1])).array

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from penstock.client import Batch, Loader
-from penstock.client.backoff import Backoff
-from penstock.client.reading import connection
+from penstock.client.calls import connection
+from penstock.client.calls.backoff import Backoff
 from penstock.client.reading.route import MAX_REREADS
 from penstock.wire.errors import (
     BadFrame,

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from penstock.client import Loader
-from penstock.client.reading.transport import GrpcTransport, error_from_rpc, open_transport
+from penstock.client.calls.grpc_transport import GrpcTransport, error_from_rpc, open_transport
 from penstock.wire.errors import (
     ERRORS,
     Internal,

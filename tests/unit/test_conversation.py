@@ -21,7 +21,7 @@ import grpc
 import pytest
 
 import penstock.client
-from penstock.client.reading.conversation import Conversation
+from penstock.client.calls.conversation import Conversation
 from unit.served import ServedNode
 
 METHOD = "/test.Talk/Talk"

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from penstock.client import Loader
+from penstock.client.bodies.buffers import BufferPool
 from penstock.client.device.copier import Copier
 from penstock.client.device.pinned import PinnedMemory
-from penstock.client.reading.buffers import BufferPool
 from penstock.client.testing import Lazy, Schedule
 from penstock.wire.errors import (
     CannotPin,

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from harness import write_job_file
-from penstock.client.reading.transport import open_transport
-from penstock.client.run.control import Control
+from penstock.client.calls.control import Control
+from penstock.client.calls.grpc_transport import open_transport
 from penstock.server.job import Job
 from penstock.server.jobs.load import load
 from penstock.server.rpc import cursors

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.client.bodies.buffers import BufferPool
 from penstock.client.device.copier import Copier
 from penstock.client.device.driver import Driver
 from penstock.client.device.pinned import PinnedMemory
-from penstock.client.reading.buffers import BufferPool
 from penstock.client.testing import Eager, RecordingPort, SimulatedDevice
 from penstock.wire.values import STORAGE
 from unit.simulated_cupy import Cuda, driver_over

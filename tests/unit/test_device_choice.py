@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from penstock.client import Loader
-from penstock.client.device.choice import check_device, decoder_for
-from penstock.client.reading.arrival import Arrival
-from penstock.client.reading.decoders import check_values, make_decoder
-from penstock.client.reading.device_values import DeviceDecoder
-from penstock.client.reading.values import Decoder, NumpyDecoder
 from penstock.client.testing import SimulatedDevice
+from penstock.client.values.arrival import Arrival
+from penstock.client.values.decoder_choice import check_values, make_decoder
+from penstock.client.values.device_choice import check_device, decoder_for
+from penstock.client.values.device_decoder import DeviceDecoder
+from penstock.client.values.value_decoder import Decoder, NumpyDecoder
 from penstock.wire.errors import CannotPin, InvalidRequest, MissingExtra, NoDevice
 from unit.served import ServedNode
 from unit.simulated_cupy import Cuda, driver_over

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.client import Limits, Loader, Ranks
-from penstock.client.steps import _BATCH_ATTRIBUTES, Step
+from penstock.client.loop.steps import _BATCH_ATTRIBUTES, Step
 from penstock.server.core.docstrings import argument_docs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "loader.md").read_text()

@@ -15,7 +15,7 @@ import pytest
 from harness import Server, serving
 from penstock.client.loader import DEADLINE_S
 from penstock.client.reading import waiting
-from penstock.client.run.state import FORMAT, State
+from penstock.client.session.loader_state import FORMAT, State
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S
 
 HOME = Path(__file__).parents[2]

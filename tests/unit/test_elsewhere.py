@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.client import Loader
-from penstock.client.unknown import OF_JOBS, OF_NODES
+from penstock.client.run.unknown_parameters import OF_JOBS, OF_NODES
 from penstock.server.jobs.load import load
 from penstock.server.jobs.registry import KINDS
 from penstock.server.jobs.settings import JobSettings, ServerSettings

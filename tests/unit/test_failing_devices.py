@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from penstock.client.bodies.buffers import BufferPool
 from penstock.client.device.copier import Copier
 from penstock.client.device.pinned import PinnedMemory
-from penstock.client.reading.buffers import BufferPool
 from penstock.client.testing import Lazy, Misuse, SimulatedDevice
 
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.client.reading.assembly import Assembly
-from penstock.client.reading.buffers import BufferPool
-from penstock.client.reading.landing import Landing
+from penstock.client.bodies.assembly import Assembly
+from penstock.client.bodies.buffers import BufferPool
+from penstock.client.bodies.landing import Landing
 from penstock.server.roles.base import Sample
 from penstock.server.roles.collators import PackedCollator
 from penstock.server.roles.collators.layouts import LAYOUTS

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from penstock.client import Limits
+from penstock.client.bodies.buffers import BufferPool, Lease, size_class
 from penstock.client.device.copier import Copier
+from penstock.client.device.free_spans import Spans
 from penstock.client.device.pinned import BODIES, SHARE, PinnedMemory, default_pinned_bytes
-from penstock.client.device.spans import Spans
 from penstock.client.device.trouble import cannot_pin
-from penstock.client.reading.buffers import BufferPool, Lease, size_class
 from penstock.client.testing import Lazy, SimulatedDevice, Simulator
 from penstock.wire.errors import CannotPin, InvalidRequest
 from penstock.wire.resources import usable_memory_bytes

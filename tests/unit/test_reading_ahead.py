@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from penstock.client import Batch, Limits, Loader
+from penstock.client.bodies.buffers import Lease
 from penstock.client.reading.ahead import Ahead
-from penstock.client.reading.arrival import Arrival
-from penstock.client.reading.buffers import Lease
 from penstock.client.reading.slots import Delivery, Slots
-from penstock.client.reading.values import NumpyDecoder
 from penstock.client.testing import Eager, SimulatedDevice
+from penstock.client.values.arrival import Arrival
+from penstock.client.values.value_decoder import NumpyDecoder
 from penstock.wire.errors import DataTimeout, OutOfDeviceMemory, PenstockError
 from penstock.wire.frame import Entries
 from penstock.wire.order import Share

@@ -21,7 +21,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from penstock.client import cli as client_cli
-from penstock.client.counters import LoaderCounters
+from penstock.client.loop.counters import LoaderCounters
 from penstock.server.commands.group import cli as server_cli
 from penstock.server.metrics import Metrics
 from penstock.wire import errors

@@ -14,16 +14,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from penstock.client.device import torch_driver  # noqa: E402 - it needs torch
-from penstock.client.device.choice import decoder_for  # noqa: E402
 from penstock.client.device.torch_driver import TorchDriver, TorchPort  # noqa: E402
-from penstock.client.reading.arrival import Arrival  # noqa: E402
-from penstock.client.reading.torch_values import TorchDecoder  # noqa: E402
-from penstock.wire.errors import (  # noqa: E402
-    CannotPin,
-    DeviceFailed,
-    NoDevice,
-    OutOfDeviceMemory,
-)
+from penstock.client.values.arrival import Arrival  # noqa: E402
+from penstock.client.values.device_choice import decoder_for  # noqa: E402
+from penstock.client.values.torch_decoder import TorchDecoder  # noqa: E402
+from penstock.wire.errors import CannotPin, DeviceFailed, NoDevice, OutOfDeviceMemory  # noqa: E402
 
 CUDA = torch.device("cuda:1")
 

@@ -17,16 +17,16 @@ The README has a whole script. Models of transformers need `use_cache=False`, or
 see each other.
 
 The package is light: grpcio, protobuf, numpy. torch is imported when the first batch is made, where
-it is installed. The path of a batch: `route` (in a background thread), `stream` (with
-`penstock.wire.frame`), `slots`, `values`, `reader`, `passes`. `loader` is what users call.
+it is installed. The path of a batch: `reading` (`route` in a background thread, `stream`, `slots`),
+`values`, `loop` (`intake`, `reader`, `batches`). `loader` is what users call.
 """
 
 from penstock.client import errors
-from penstock.client.credentials import Tls
+from penstock.client.calls.node_address import Tls
 from penstock.client.loader import Loader
-from penstock.client.options import Limits
+from penstock.client.loop.steps import Batch, BatchInfo, BatchLayout, Step
+from penstock.client.run.options import Limits
 from penstock.client.run.ranks import Ranks
-from penstock.client.steps import Batch, BatchInfo, BatchLayout, Step
 from penstock.wire.malloc import keep_memory
 
 __all__ = [

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from penstock.client.arrays import Array, arrays_like, each_array
+from penstock.client.array_libraries import Array, arrays_like, each_array
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.values import BFLOAT16, STORAGE
 

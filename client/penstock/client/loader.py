@@ -9,18 +9,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Never, NoReturn
 
-from penstock.client.aside import tell
-from penstock.client.credentials import Tls, Token, address_of
-from penstock.client.options import LIMITS, Limits, Options, one_rank
-from penstock.client.passes import Batches
-from penstock.client.reader import Reader
+from penstock.client.calls.background_thread import tell
+from penstock.client.calls.node_address import Tls, Token, address_of
+from penstock.client.loop.batches import Batches
+from penstock.client.loop.counters import Counted, count_in
+from penstock.client.loop.lengths import Lengths
+from penstock.client.loop.loader_report import describe, statistics
+from penstock.client.loop.passes import Passes
+from penstock.client.loop.reader import Reader
+from penstock.client.loop.step_passes import Steps
+from penstock.client.loop.steps import Batch, BatchInfo, BatchLayout
+from penstock.client.run.loader_resources import Resources
+from penstock.client.run.options import LIMITS, Limits, Options, one_rank
 from penstock.client.run.ranks import Ranks, WorldRank
-from penstock.client.run.resources import Resources
-from penstock.client.run.session import Start
-from penstock.client.run.state import State
-from penstock.client.step_passes import Steps
-from penstock.client.steps import Batch, BatchInfo, BatchLayout
-from penstock.client.unknown import refuse_unknown
+from penstock.client.run.unknown_parameters import refuse_unknown
+from penstock.client.session.loader_state import State
+from penstock.client.session.session import Start
 from penstock.wire.checks import step_argument
 from penstock.wire.errors import InvalidRequest, NoGroup, PastEnd, PositionFar
 from penstock.wire.transport import Transport
@@ -167,7 +171,10 @@ class Loader:
         )
         self.target, self.job, self.group = target, job, group
         self._reader = Reader(options, resources)
-        self._opener = self._reader.opener
+        self._opener, self._passes = self._reader.opener, Passes(self._reader, options)
+        self._counted: Counted | None = None
+        if metrics is not None:
+            self._counted = count_in(metrics, self._reader, job, group)
         if options.ranks.is_given:
             _ = self._opener.world_rank  # a mistake in them is best told here
 
@@ -182,7 +189,7 @@ class Loader:
             PastEnd: A group has been read to its end by this Loader, and there is no other pass.
             PenstockError: See `Feed.take`; what was yielded before stays counted.
         """
-        return Batches(self._reader, None)
+        return Batches(self._reader, self._passes)
 
     def steps(self) -> Steps:
         """Yield the global steps; each is iterated for this rank's micro batches of it.
@@ -194,7 +201,7 @@ class Loader:
         Raises:
             PenstockError: As iterating the Loader.
         """
-        return Steps(self._reader)
+        return Steps(self._reader, self._options, self._passes)
 
     @property
     def last(self) -> BatchInfo | None:
@@ -210,12 +217,13 @@ class Loader:
         Raises:
             TypeError: The job is endless, or it is not known yet where it ends.
         """
-        return self._reader.length(self._reader.count_batches)
+        return Lengths(self._reader, self._options).batches()
 
     @property
     def world_rank(self) -> WorldRank:
         """Which data-parallel rank this is, of how many, and from where that is known."""
-        return self._reader.world_rank
+        self._reader.check()
+        return self._opener.world_rank
 
     @property
     def batches_per_step(self) -> int:
@@ -382,7 +390,7 @@ class Loader:
         session = self._reader.started()
         share = session.share
         counted = self._reader.counted
-        self._reader.notice_ahead()
+        self._passes.notice_ahead()
         step = share.step(counted)
         return State(
             job=self.job,
@@ -430,14 +438,16 @@ class Loader:
 
         `wait_share` is the share of the time since the first batch that training waited for data.
         """
-        return self._reader.statistics()
+        return statistics(self._reader)
 
     def close(self) -> None:
         """End the stream, the connection, and a node that was spawned; idempotent."""
         self._reader.close()
+        if self._counted is not None:
+            self._counted.look()
 
     def __repr__(self) -> str:
-        return self._reader.describe()
+        return describe(self._reader, self._options)
 
     def __enter__(self) -> Loader:
         return self

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.client.arrays import Array, arrays_like, is_tensor
+from penstock.client.array_libraries import Array, arrays_like, is_tensor
 from penstock.wire.errors import InvalidRequest
 
 IGNORE_INDEX = -100

@@ -22,7 +22,7 @@ from penstock.client.commands.common import (
 from penstock.client.commands.layout import cut, screen
 from penstock.client.commands.text import load_decoder
 from penstock.client.loader import Loader
-from penstock.client.steps import Batch
+from penstock.client.loop.steps import Batch
 from penstock.wire.describe import batch_record, describe_values
 from penstock.wire.errors import InvalidRequest, JobChanged
 from penstock.wire.terminal import plain

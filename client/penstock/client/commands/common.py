@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.client.credentials import TOKEN, Address, address_of
-from penstock.client.reading.transport import open_transport
-from penstock.client.run.control import Control
+from penstock.client.calls.control import Control
+from penstock.client.calls.grpc_transport import open_transport
+from penstock.client.calls.node_address import TOKEN, Address, address_of
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.terminal import columns_of, folded, plain, plain_lines
 

@@ -7,13 +7,8 @@ import contextlib
 import re
 from typing import Any
 
-from penstock.client.commands.common import (
-    Actions,
-    print_json,
-    say,
-    table,
-)
-from penstock.client.run.control import Control
+from penstock.client.calls.control import Control
+from penstock.client.commands.common import Actions, print_json, say, table
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.refs import number_text, parse_number
 from penstock.wire.terminal import plain

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from penstock.client.calls.control import Control
+from penstock.client.calls.grpc_transport import open_transport
 from penstock.client.demo.board import ServerRow
-from penstock.client.reading.transport import open_transport
-from penstock.client.run.control import Control
 from penstock.wire.errors import PenstockError
 
 EVERY_S = 0.5

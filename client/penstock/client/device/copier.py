@@ -9,10 +9,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.client.bodies.buffers import Lease
 from penstock.client.device.driver import Driver
 from penstock.client.device.pinned import PinnedMemory
 from penstock.client.device.port import DeviceMemory, End, Event, Port, Stream
-from penstock.client.reading.buffers import Lease
 
 T = TypeVar("T")
 

@@ -15,6 +15,7 @@ import cupy
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.client.bodies.lifetimes import Lifetimes
 from penstock.client.device.port import Port
 from penstock.client.device.trouble import (
     cannot_pin,
@@ -23,7 +24,6 @@ from penstock.client.device.trouble import (
     no_such_index,
     out_of_memory,
 )
-from penstock.client.reading.lifetimes import Lifetimes
 from penstock.wire.errors import DeviceFailed
 from penstock.wire.frame import TensorMaker, bfloat16_dtype
 from penstock.wire.values import BFLOAT16, STORAGE

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.client.aside import tell
+from penstock.client.bodies.buffers import Lease, size_class
+from penstock.client.bodies.lifetimes import Lifetimes, Passing, keep_until
+from penstock.client.bodies.stages import Stage
+from penstock.client.calls.background_thread import tell
+from penstock.client.device.free_spans import Spans
 from penstock.client.device.port import End, Port
-from penstock.client.device.spans import Spans
 from penstock.client.device.trouble import too_little_to_pin
-from penstock.client.reading.buffers import Lease, size_class
-from penstock.client.reading.lifetimes import Lifetimes, Passing, keep_until
-from penstock.client.reading.stages import Stage
 from penstock.wire import ALIGNMENT
 from penstock.wire.errors import CannotPin, PenstockError
 from penstock.wire.prefetch import AHEAD_BYTES

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.client.arrays import arrays_in
+from penstock.client.array_libraries import arrays_in
 from penstock.client.device.port import Port
+from penstock.client.device.torch_views import HostViews, TensorViews
 from penstock.client.device.trouble import (
     cannot_pin,
     device_failed,
@@ -20,7 +21,6 @@ from penstock.client.device.trouble import (
     no_such_index,
     out_of_memory,
 )
-from penstock.client.reading.torch_values import HostViews, TensorViews
 from penstock.wire.errors import DeviceFailed
 from penstock.wire.frame import TensorMaker
 

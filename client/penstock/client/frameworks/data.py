@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.client.loader import Loader
-from penstock.client.steps import Batch
+from penstock.client.loop.steps import Batch
 from penstock.wire.errors import InvalidRequest
 
 

@@ -1,1 +1,1 @@
-"""How one rank reads: the stream, the batches received, their buffers and their tensors."""
+"""How batches come to one rank: a stream from each node fills slots, from which the loop takes."""

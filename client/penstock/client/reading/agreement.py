@@ -5,7 +5,7 @@ The form of what comes was checked by `penstock.wire.frame`.
 
 from __future__ import annotations
 
-from penstock.client.run.session import Session
+from penstock.client.session.session import Session
 from penstock.wire.errors import BadFrame, JobChanged
 from penstock.wire.order import MAX_LANES, Order
 from penstock.wire.v1 import feed_pb2

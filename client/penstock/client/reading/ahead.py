@@ -12,10 +12,10 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from penstock.client.aside import Patience, aside
+from penstock.client.calls.background_thread import Patience, aside
 from penstock.client.reading.slots import Delivery, Slots
-from penstock.client.reading.values import Decoder
 from penstock.client.reading.waiting import PAUSE_S
+from penstock.client.values.value_decoder import Decoder
 from penstock.wire.errors import DataTimeout, OutOfDeviceMemory
 from penstock.wire.order import Share
 

@@ -11,14 +11,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.client.aside import Patience, aside
+from penstock.client.bodies.buffers import Allocator
+from penstock.client.calls.background_thread import Patience, aside
 from penstock.client.reading.ahead import Ahead
-from penstock.client.reading.buffers import Allocator
 from penstock.client.reading.route import Node, Route, cancel_all
 from penstock.client.reading.slots import Delivery, Slots
-from penstock.client.reading.values import Decoder
 from penstock.client.reading.waiting import PAUSE_S, TELL_S
-from penstock.client.run.session import Session
+from penstock.client.session.session import Session
+from penstock.client.values.value_decoder import Decoder
 from penstock.wire import tracing
 from penstock.wire.errors import PenstockError, Unreachable
 from penstock.wire.prefetch import AHEAD_BYTES, LEAST_AHEAD
@@ -49,6 +49,7 @@ class Feed:
 
     Attributes:
         ahead: Decodes batches before they are taken; None = the consumer does.
+        is_prepared: It is settled who decodes them.
         finished_step: The first step that the consumer has not finished: for people.
     """
 
@@ -74,6 +75,7 @@ class Feed:
         ]
         # Set by the consumer.
         self.ahead: Ahead | None = None
+        self.is_prepared = False
         self.finished_step = share.step(start)
         self._untold_bytes = 0
         self._told_room_bytes = self._room_bytes()

@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.client.aside import tell
-from penstock.client.backoff import Backoff
-from penstock.client.reading.borrowing import Absent, Borrower, NotLent
-from penstock.client.reading.buffers import Allocator
+from penstock.client.bodies.borrowing import Absent, Borrower, NotLent
+from penstock.client.bodies.buffers import Allocator
+from penstock.client.calls.background_thread import tell
+from penstock.client.calls.backoff import Backoff
 from penstock.client.reading.slots import Slots
 from penstock.client.reading.stream import Stream
-from penstock.client.run.session import Session
+from penstock.client.session.session import Session
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import ChecksumMismatch, PenstockError, Unreachable
 from penstock.wire.transport import ReadCall, Transport

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from penstock.client.reading.buffers import Lease
+from penstock.client.bodies.buffers import Lease
 from penstock.client.reading.waiting import Supply, Waiting
 from penstock.wire.errors import PenstockError
 from penstock.wire.frame import Entries

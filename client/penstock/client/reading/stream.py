@@ -6,14 +6,14 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.client.aside import tell
+from penstock.client.bodies.assembly import Assembly
+from penstock.client.bodies.borrowing import Borrower
+from penstock.client.bodies.buffers import Allocator
+from penstock.client.bodies.landing import Landing
+from penstock.client.calls.background_thread import tell
 from penstock.client.reading.agreement import check_batch, check_end, check_opened
-from penstock.client.reading.assembly import Assembly
-from penstock.client.reading.borrowing import Borrower
-from penstock.client.reading.buffers import Allocator
-from penstock.client.reading.landing import Landing
 from penstock.client.reading.slots import Delivery, Slots
-from penstock.client.run.session import Session
+from penstock.client.session.session import Session
 from penstock.wire import frame
 from penstock.wire.errors import BadFrame
 from penstock.wire.order import Order

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Protocol
 
-from penstock.client.aside import tell
+from penstock.client.calls.background_thread import tell
 from penstock.wire.errors import DataTimeout, PenstockError
 
 logger = logging.getLogger("penstock")

@@ -1,1 +1,1 @@
-"""One rank of a training run: its number, its group's cursor, and its checkpointed state."""
+"""One run of a Loader: what it was given, which rank it is, of which attempt, and how it begins."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 
-from penstock.client.aside import tell
-from penstock.client.options import Options
+from penstock.client.calls.background_thread import tell
+from penstock.client.calls.control import Control
 from penstock.client.run.attempt import attempt_token
-from penstock.client.run.control import Control
+from penstock.client.run.loader_resources import Resources
+from penstock.client.run.options import Options
 from penstock.client.run.ranks import WorldRank, discover, log_world_rank
-from penstock.client.run.resources import Resources
-from penstock.client.run.session import Session, Start
+from penstock.client.session.session import Session, Start
 from penstock.wire.attempts import moved, moves_between
 from penstock.wire.errors import InvalidRequest, JobChanged, PastEnd, UnknownGroup
 from penstock.wire.order import MAX_POSITION, Share

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.client.aside import tell
+from penstock.client.calls.background_thread import tell
 from penstock.wire.checks import integer_argument
 from penstock.wire.errors import InvalidRequest, RankOutOfRange
 

@@ -8,14 +8,7 @@ neither torch nor cupy, but for `SimulatedDevice(tensors=True)`.
 from penstock.client.testing.device import DeviceArray, SimulatedDevice
 from penstock.client.testing.misuse import Misuse, Site
 from penstock.client.testing.recording import RecordingPort
-from penstock.client.testing.schedules import (
-    Eager,
-    Lazy,
-    Random,
-    Schedule,
-    Tape,
-    every_schedule,
-)
+from penstock.client.testing.schedules import Eager, Lazy, Random, Schedule, Tape, every_schedule
 from penstock.client.testing.simulator import Simulator
 
 __all__ = [

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.client.arrays import arrays_in, arrays_like, numpy_dtype
+from penstock.client.array_libraries import arrays_in, arrays_like, numpy_dtype
 from penstock.client.device.port import Port
-from penstock.client.testing.arrays import DeviceArray
+from penstock.client.testing.device_arrays import DeviceArray
 from penstock.client.testing.schedules import Schedule
 from penstock.client.testing.simulator import SimulatedStream, Simulator
 from penstock.wire.frame import TensorMaker
@@ -51,7 +51,7 @@ class SimulatedDevice:
         self._tensors = tensors
         if tensors:
             # A first import of torch takes seconds: they do not count as the first copy's.
-            importlib.import_module("penstock.client.reading.torch_values")
+            importlib.import_module("penstock.client.device.torch_views")
         self._loops: dict[int, SimulatedStream] = {}
         self._turns: dict[int, SimulatedStream] = {}  # of threads that are in `work_on`
 
@@ -99,7 +99,7 @@ class SimulatedDevice:
         if self._tensors:
             import torch
 
-            from penstock.client.reading.torch_values import TensorViews
+            from penstock.client.device.torch_views import TensorViews
 
             return TensorViews(torch.from_numpy(memory))
 
@@ -114,7 +114,7 @@ class SimulatedDevice:
         """Return what makes tensors on the host, or None for arrays of NumPy."""
         if not self._tensors:
             return None
-        from penstock.client.reading.torch_values import HostViews
+        from penstock.client.device.torch_views import HostViews
 
         return HostViews(body)
 

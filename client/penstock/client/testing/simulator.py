@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.client.aside import aside
+from penstock.client.bodies.lifetimes import Lifetimes, release_kept
+from penstock.client.calls.background_thread import aside
 from penstock.client.device.trouble import out_of_memory
-from penstock.client.reading.lifetimes import Lifetimes, release_kept
 from penstock.client.testing.misuse import Misuse, Site, site
 from penstock.client.testing.schedules import Random, Schedule
 from penstock.wire.frame import crc32c

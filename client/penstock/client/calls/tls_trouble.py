@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.client.credentials import SYSTEM, VARIABLES, Address, Tls, host_and_port
+from penstock.client.calls.node_address import SYSTEM, VARIABLES, Address, Tls, host_and_port
 from penstock.wire.certificates import Files, Problem, Validity, validity_of_der
 
 PROBE_S = 3.0

@@ -10,13 +10,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from penstock.client.aside import aside
+from penstock.client.calls.background_thread import aside
+from penstock.client.loop.reader import Reader
 from penstock.wire.metrics import METRICS, help_of
-
-if TYPE_CHECKING:
-    from penstock.client.reader import Reader
 
 Labels = tuple[str, ...]
 Values = Mapping[tuple[str, Labels], float]
@@ -82,7 +80,7 @@ class Counted:
         reader = self._reader()
         if reader is None:
             return True
-        at, waits, closed = reader.at, reader.waits, reader.is_closed
+        at, waits, closed = reader.at, reader.intake.waits, reader.is_closed
         if at.session is None:
             return closed
         labels = (self._job, self._group, str(at.session.share.rank))

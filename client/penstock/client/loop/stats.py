@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from penstock.client.reading.stages import Waited
+from penstock.client.bodies.stages import Waited
 
 
 class Tally(NamedTuple):

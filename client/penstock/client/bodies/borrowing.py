@@ -34,9 +34,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.client.aside import aside, tell
-from penstock.client.reading.buffers import Allocator, Lease, Pinner
-from penstock.client.reading.lifetimes import Passing, keep_until, release_kept
+from penstock.client.bodies.buffers import Allocator, Lease, Pinner
+from penstock.client.bodies.lifetimes import Passing, keep_until, release_kept
+from penstock.client.calls.background_thread import aside, tell
 from penstock.wire import memory
 from penstock.wire.errors import BadFrame, PenstockError, Unreachable
 from penstock.wire.v1 import feed_pb2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from penstock.client.loop.stats import Tally
+from penstock.client.loop.steps import BatchInfo
 from penstock.client.reading.feed import Feed
-from penstock.client.run.session import Session, Start
-from penstock.client.stats import Tally
-from penstock.client.steps import BatchInfo
+from penstock.client.session.session import Session, Start
 from penstock.wire.order import Share
 
 
@@ -45,6 +45,13 @@ class Standing(NamedTuple):
     def counted(self, share: Share) -> int:
         """Return the first own position that is not counted as trained on."""
         return self.next if self.marked is None else share.nth_after(self.marked, 1)
+
+    def parted(self) -> Standing:
+        """Return this without its feed, and what belongs to it."""
+        tally = self.tally
+        if self.feed is not None:
+            tally = tally._replace(reconnects=tally.reconnects + self.feed.reconnects)
+        return self._replace(feed=None, marked=None, is_over=False, tally=tally)
 
 
 __all__ = ["Standing"]

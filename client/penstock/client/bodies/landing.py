@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.client.reading.borrowing import Borrower
-from penstock.client.reading.buffers import Allocator, Lease
+from penstock.client.bodies.borrowing import Borrower
+from penstock.client.bodies.buffers import Allocator, Lease
 from penstock.wire import LENT_BYTES, frame
 from penstock.wire.errors import BadFrame
 from penstock.wire.v1 import feed_pb2

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.client.bodies.buffers import Lease, Memory
+from penstock.client.bodies.stages import Stage
 from penstock.client.device.copier import Copier, Copy
 from penstock.client.device.driver import Driver
 from penstock.client.device.pinned import LEAST_BYTES, PinnedMemory
-from penstock.client.reading.arrival import Arrival
-from penstock.client.reading.buffers import Lease, Memory
-from penstock.client.reading.stages import Stage
-from penstock.client.reading.values import Decoder
+from penstock.client.values.arrival import Arrival
+from penstock.client.values.value_decoder import Decoder
 from penstock.wire import frame
 from penstock.wire.errors import CannotPin
 

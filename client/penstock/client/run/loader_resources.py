@@ -7,10 +7,10 @@ import contextlib
 import threading
 from collections.abc import Iterable
 
-from penstock.client.aside import Patience, aside
-from penstock.client.credentials import Address
+from penstock.client.calls.background_thread import Patience, aside
+from penstock.client.calls.grpc_transport import open_transport
+from penstock.client.calls.node_address import Address
 from penstock.client.reading.feed import Feed
-from penstock.client.reading.transport import open_transport
 from penstock.client.run.guard import ProcessGuard
 from penstock.wire.transport import Transport
 

@@ -7,26 +7,24 @@ data.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from penstock.client.steps import Batch
-
-if TYPE_CHECKING:
-    from penstock.client.reader import Reader
+from penstock.client.loop.passes import Passes
+from penstock.client.loop.reader import Reader
+from penstock.client.loop.steps import Batch
 
 
 class Batches:
     """Iterates a Loader, or one step of it. It can be used again after any exception.
 
-    Attributes:
-        reader: The Loader's reader.
+    Args:
+        reader: Of the Loader.
+        passes: Begins and ends the iteration; None = this is one of a step.
         index: The step; None = all.
     """
 
-    def __init__(self, reader: Reader, index: int | None) -> None:
-        self._reader, self._index = reader, index
-        self._is_begun = index is not None
-        self._is_over = False
+    def __init__(self, reader: Reader, passes: Passes | None, index: int | None = None) -> None:
+        self._reader, self._passes, self._index = reader, passes, index
+        self._is_begun = self._is_over = False
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -36,12 +34,13 @@ class Batches:
         if self._is_over:
             raise StopIteration
         if not self._is_begun:
-            reader.begin_pass()
+            if self._passes is not None:
+                self._passes.begin()
             self._is_begun = True
         offered = reader.offer(self._index)
         if offered is None:
-            if self._index is None:
-                reader.end_pass()
+            if self._passes is not None:
+                self._passes.end()
             self._is_over = True
             raise StopIteration
         # The batch is given by one assignment, and nothing comes after it but the return: CPython

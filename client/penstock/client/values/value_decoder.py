@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.client.reading.arrival import Arrival
-from penstock.client.reading.buffers import Lease, Memory
-from penstock.client.reading.stages import Stage
+from penstock.client.bodies.buffers import Lease, Memory
+from penstock.client.bodies.stages import Stage
+from penstock.client.values.arrival import Arrival
 from penstock.wire import frame
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from penstock.client.reading.arrival import Arrival
-from penstock.client.reading.values import Decoder, NumpyDecoder
+from penstock.client.values.arrival import Arrival
+from penstock.client.values.value_decoder import Decoder, NumpyDecoder
 from penstock.wire.errors import InvalidRequest, MissingExtra
 
 
@@ -27,7 +27,7 @@ def check_values(device: Any, as_numpy: bool | None, memory: str) -> None:
         MissingExtra: What is asked for needs a package that is not installed.
     """
     if device is not None:
-        from penstock.client.device.choice import check_device
+        from penstock.client.values.device_choice import check_device
 
         check_device(device, as_numpy, memory)
         return
@@ -60,12 +60,12 @@ def make_decoder(device: Any, as_numpy: bool | None, memory: str, arrival: Arriv
     """
     check_values(device, as_numpy, memory)
     if device is not None:
-        from penstock.client.device.choice import decoder_for
+        from penstock.client.values.device_choice import decoder_for
 
         return decoder_for(device, as_numpy, memory, arrival)
     if as_numpy or not _has_torch():
         return NumpyDecoder(arrival)
-    from penstock.client.reading.torch_values import TorchDecoder
+    from penstock.client.values.torch_decoder import TorchDecoder
 
     return TorchDecoder(None, arrival)
 

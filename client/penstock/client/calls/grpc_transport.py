@@ -14,10 +14,10 @@ from urllib.parse import unquote
 
 import grpc
 
-from penstock.client.credentials import Address, address_of
-from penstock.client.reading.connection import Connection
-from penstock.client.reading.conversation import Conversation
-from penstock.client.reading.tls_trouble import trouble
+from penstock.client.calls.connection import Connection
+from penstock.client.calls.conversation import Conversation
+from penstock.client.calls.node_address import Address, address_of
+from penstock.client.calls.tls_trouble import trouble
 from penstock.wire import frame
 from penstock.wire.errors import (
     Internal,

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from penstock.client.credentials import Address
+from penstock.client.calls.node_address import Address
 from penstock.wire import MAX_MESSAGE_BYTES
 from penstock.wire.certificates import Files, Problem
 from penstock.wire.errors import InvalidRequest

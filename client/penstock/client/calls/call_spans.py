@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from penstock.client.aside import aside
+from penstock.client.calls.background_thread import aside
 from penstock.wire import tracing
 
 T = TypeVar("T")

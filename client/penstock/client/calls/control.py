@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from penstock.client.aside import Patience, aside, tell
-from penstock.client.backoff import Backoff
-from penstock.client.run.node_status import parse_status
-from penstock.client.spans import traced
+from penstock.client.calls.background_thread import Patience, aside, tell
+from penstock.client.calls.backoff import Backoff
+from penstock.client.calls.call_spans import traced
+from penstock.client.calls.node_status import parse_status
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import (
     BadFrame,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from penstock.client.reading.buffers import BufferPool, Lease, Memory
+from penstock.client.bodies.buffers import BufferPool, Lease, Memory
 
 
 class Waited(NamedTuple):

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.client.reading.lifetimes import Lifetimes, Passing, keep_until, release_kept
+from penstock.client.bodies.lifetimes import Lifetimes, Passing, keep_until, release_kept
 
 MIN_FREE_BYTES = 64 << 20
 """What a pool may always keep for reuse, in bytes."""

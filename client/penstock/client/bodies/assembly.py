@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.client.reading.buffers import Lease
-from penstock.client.reading.landing import Landing
+from penstock.client.bodies.buffers import Lease
+from penstock.client.bodies.landing import Landing
 from penstock.wire import frame
 from penstock.wire.v1 import feed_pb2
 from penstock.wire.values import NDArray

@@ -10,11 +10,11 @@ import logging
 import sys
 from typing import Any
 
-from penstock.client.aside import tell
+from penstock.client.calls.background_thread import tell
 from penstock.client.device.trouble import remedy
-from penstock.client.reading.arrival import Arrival
-from penstock.client.reading.device_values import DeviceDecoder
-from penstock.client.reading.values import Decoder
+from penstock.client.values.arrival import Arrival
+from penstock.client.values.device_decoder import DeviceDecoder
+from penstock.client.values.value_decoder import Decoder
 from penstock.wire.errors import CannotPin, InvalidRequest, MissingExtra, NoDevice
 
 logger = logging.getLogger("penstock")
@@ -228,7 +228,7 @@ def _torch_device(device: Any) -> Any:
 
 
 def _plain(device: Any, arrival: Arrival) -> Decoder:
-    from penstock.client.reading.torch_values import TorchDecoder
+    from penstock.client.values.torch_decoder import TorchDecoder
 
     return TorchDecoder(device, arrival)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.client.run.state import State
+from penstock.client.session.loader_state import State
 from penstock.wire.order import Share, Tail
 
 

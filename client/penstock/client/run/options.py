@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from penstock.client.credentials import Address
-from penstock.client.reading.arrival import steps_of
+from penstock.client.calls.node_address import Address
 from penstock.client.run.ranks import Ranks
+from penstock.client.values.arrival import steps_of
 from penstock.wire.checks import (
     as_integer,
     choice_argument,
@@ -159,6 +159,12 @@ class Options:
     def is_eval(self) -> bool:
         """Whether every iter() is one whole pass."""
         return self.mode == "eval"
+
+    def cut(self, steps: int | None) -> int | None:
+        """Return how many of a pass's steps are read; None = all of an endless one."""
+        if steps is None or self.max_steps is None:
+            return self.max_steps if steps is None else steps
+        return min(steps, self.max_steps)
 
     def _start(self) -> str | int:
         start: Any = self.start

@@ -1,0 +1,6 @@
+"""The memory that batches lie in: pooled, or lent by a node on this host, until nobody reads it.
+
+`landing` finds a place for a body, `assembly` fills it and checks it. `buffers` has the pool,
+`borrowing` what a node lends; `lifetimes` notices which arrays are gone, and `stages` how long
+memory was waited for.
+"""
