@@ -9,14 +9,12 @@ import asyncio
 import math
 import time
 
-from penstock.server.metrics import Metrics
 from penstock.server.node.entry import Entry, State
-from penstock.server.node.node import Node
 from penstock.server.rpc.call import Call
+from penstock.server.rpc.edge import Edge
 from penstock.server.rpc.gathering import Parcel, gathers_until
-from penstock.server.rpc.lending import Lending
 from penstock.server.rpc.opening import OpenedRead, draining, ended
-from penstock.server.rpc.streams import Stream, Streams
+from penstock.server.rpc.streams import Stream
 from penstock.wire import LENT_BYTES, frame
 from penstock.wire.plain import clean_text
 from penstock.wire.v1 import feed_pb2
@@ -39,34 +37,25 @@ class Sender:
     """Sends the batches of one read.
 
     Args:
-        node: The node, started.
+        edge: The parts of the node that it works with.
         stream: The read, open.
         opening: What it was opened with.
         call: Where messages go.
         listening: Takes the consumer's horizons, and is done when it has hung up.
-        streams: Told of a consumer that holds all that it may borrow.
-        metrics: Where batches and waits are counted.
-        draining: Set once the node shuts down.
-        lending: Knows how much is lent to a process of this host.
     """
 
     def __init__(
         self,
-        node: Node,
+        edge: Edge,
         stream: Stream,
         opening: OpenedRead,
         call: Call,
         listening: asyncio.Future[None],
-        *,
-        streams: Streams,
-        metrics: Metrics,
-        draining: asyncio.Event,
-        lending: Lending,
     ) -> None:
-        self._node, self._stream, self._opening = node, stream, opening
+        self._node, self._stream, self._opening = edge.node, stream, opening
         self._call, self._listening = call, listening
-        self._streams, self._metrics = streams, metrics
-        self._draining, self._lending = draining, lending
+        self._streams, self._metrics = edge.streams, edge.metrics
+        self._draining, self._lending = edge.draining, edge.lending
         self._told_at = -math.inf  # when it was told what it waits for, of the monotonic clock
 
     async def run(self) -> str:

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.server.metrics import Metrics
-from penstock.server.node.node import Node
 from penstock.server.rpc.call import EOF, Call, HungUp
 from penstock.server.rpc.caller import CALLER, Caller
-from penstock.server.rpc.lending import Lending
+from penstock.server.rpc.edge import Edge
 from penstock.server.rpc.opening import draining, open_read, opened, parse_horizon, parse_open
-from penstock.server.rpc.present import Present
 from penstock.server.rpc.read import SHUTTING_DOWN, Sender
 from penstock.server.rpc.story import UNCHECKED
-from penstock.server.rpc.streams import Stream, Streams
-from penstock.server.store.base import Store
+from penstock.server.rpc.streams import Stream
 from penstock.wire.errors import (
     Forbidden,
     Internal,
@@ -34,27 +30,12 @@ class Reads:
     """Serves reads, each from its first message to its end.
 
     Args:
-        node: The node, started.
-        store: Its store, open.
-        streams: The open ones.
-        present: Looks for a job's files before a run begins.
-        metrics: Where batches and waits are counted.
-        draining: Set once the node shuts down.
-        lending: Knows the processes on this host that bodies are lent to.
+        edge: The parts of the node that they work with.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        store: Store,
-        streams: Streams,
-        present: Present,
-        metrics: Metrics,
-        draining: asyncio.Event,
-        lending: Lending,
-    ) -> None:
-        self.node, self.store, self.streams, self.present = node, store, streams, present
-        self.metrics, self.draining, self.lending = metrics, draining, lending
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self.node, self.streams, self.draining = edge.node, edge.streams, edge.draining
 
     async def serve(self, call: Call, peer: str) -> None:
         """Answer a call to its end.
@@ -83,7 +64,7 @@ class Reads:
             return
         await self._check_token(request)
         if not request.token and opening.given_from is None:
-            await self.present.check(opening.job)  # it begins: nothing was given yet
+            await self._edge.present.check(opening.job)  # it begins: nothing was given yet
         wake = asyncio.Event()
         self.node.note_given(opening.job, opening.given())
         reader = self.node.open(
@@ -95,7 +76,7 @@ class Reads:
             wake.set,
             host_of(peer),
         )
-        lender = self.lending.find(request.borrower)
+        lender = self._edge.lending.find(request.borrower)
         stream = Stream(request, reader, wake, peer, lender, self.streams.unsent, caller)
         number = self.streams.add(stream)
         listening = asyncio.ensure_future(self._listen(stream, call))
@@ -106,17 +87,7 @@ class Reads:
             await call.write(reply.SerializeToString())
             stream.accepts = request.horizon
             self.node.extend(reader, stream.horizon, request.next, request.bytes_limit)
-            sender = Sender(
-                self.node,
-                stream,
-                opening,
-                call,
-                listening,
-                streams=self.streams,
-                metrics=self.metrics,
-                draining=self.draining,
-                lending=self.lending,
-            )
+            sender = Sender(self._edge, stream, opening, call, listening)
             stream.ending = await sender.run()
         except asyncio.CancelledError:
             if self.draining.is_set():
@@ -149,7 +120,7 @@ class Reads:
             return
         try:
             async with asyncio.timeout(CHECK_DEADLINE_S):
-                await self.store.check_token(
+                await self._edge.store.check_token(
                     request.job, request.group, request.token, request.generation
                 )
         except StaleGeneration as error:

@@ -29,6 +29,7 @@ from penstock.server.rpc.call import Call, HungUp
 from penstock.server.rpc.caller import CALLER
 from penstock.server.rpc.connections import most_connections
 from penstock.server.rpc.cursors import Cursors
+from penstock.server.rpc.edge import Edge
 from penstock.server.rpc.ending import ending
 from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.lending import Lending
@@ -111,9 +112,9 @@ class Service:
         self.health = HealthServicer()
         self.draining = asyncio.Event()
         self.lending = Lending(node.give_back, node.bound_bytes)
-        self._reads = Reads(
-            node, store, self.streams, self.cursors.present, metrics, self.draining, self.lending
-        )
+        present = self.cursors.present
+        edge = Edge(node, store, self.streams, present, metrics, self.draining, self.lending)
+        self._reads = Reads(edge)
         self._server: grpc.aio.Server | None = None
         self.node_id = ""
 

@@ -1,0 +1,39 @@
+"""What all reads of a node share, at the edge between its port and its loop."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from penstock.server.metrics import Metrics
+from penstock.server.node.node import Node
+from penstock.server.rpc.lending import Lending
+from penstock.server.rpc.present import Present
+from penstock.server.rpc.streams import Streams
+from penstock.server.store.base import Store
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The parts of a node that a read works with.
+
+    Attributes:
+        node: The node, started.
+        store: Its store, open.
+        streams: The open reads.
+        present: Looks for a job's files before a run begins.
+        metrics: Where batches and waits are counted.
+        draining: Set once the node shuts down.
+        lending: Knows the processes on this host that bodies are lent to.
+    """
+
+    node: Node
+    store: Store
+    streams: Streams
+    present: Present
+    metrics: Metrics
+    draining: asyncio.Event
+    lending: Lending
+
+
+__all__ = ["Edge"]
