@@ -13,8 +13,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-import nursery
-from forge import Forge
 from harness import ENVIRONMENT
 from penstock.server.sources.catalog import VARIABLE
 
@@ -115,12 +113,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("resume: roles by roles")
         for line in table(resumed):
             terminalreporter.line(line)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def forked_children() -> None:
-    """What `local:`, or a server in a test's process, starts is forked: see `nursery`."""
-    nursery.install(lambda request, fds: Forge.shared().bear(request, fds))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ To import a server takes longer than all that most tests do with it, and a run o
 hundreds. So one process imports what the commands import, and nothing else: it starts no thread and
 no gRPC. Each command is a fork of it that then does what `python -m` does: a process of its own,
 with its own files, signals, environment and end, that is killed and waited for like any other.
-What these and the tests start for themselves is forked, too: see `nursery`.
 Commands as a user starts them, in an interpreter of their own, run in `e2e/test_wheel.py`.
 
 `python -m forge` is that process; `Forge` starts it.
@@ -28,14 +27,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import IO, Any
 
-import nursery
 from penstock.server.environment import FIXED
 from penstock.wire.programs import COMMANDS
 
 ENDED = "ended"
+MAX_REQUEST = 1 << 20
 
 
 # --- the process that forks -----------------------------------------------------------------------
@@ -58,7 +56,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who runs the tests ends them, and with them this
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno())
-    nursery.be_called(nursery.NAME)
     _import()
     gc.collect()
     gc.freeze()
@@ -69,21 +66,26 @@ def main() -> None:
                 woken.recv(4096)
             _reap(requests)
         if requests in ready:
-            data, fds = nursery.receive(requests)
+            data, fds = _receive(requests)
             if not data:
                 return
-            request, own = json.loads(data), (requests, woken, wake)
-            if "nursery" not in request:
-                pid = nursery.bear(request, fds, own, partial(_run, ["-P", "-m"]))
-            elif not (pid := os.fork()):
-                for one in own:
+            if not (pid := os.fork()):
+                for one in (requests, woken, wake):
                     one.close()
-                _become(request, fds)
+                _become(json.loads(data), fds)
                 return
-            else:
-                for fd in fds:
-                    os.close(fd)
+            for fd in fds:
+                os.close(fd)
             requests.send(json.dumps(["started", pid]).encode())
+
+
+def _receive(requests: socket.socket) -> tuple[bytes, list[int]]:
+    """Return a request and its file descriptors; nothing when nobody asks any more."""
+    fds = array.array("i")
+    data, ancillary, _, _ = requests.recvmsg(MAX_REQUEST, socket.CMSG_LEN(3 * fds.itemsize))
+    for _, _, found in ancillary:
+        fds.frombytes(found)
+    return data, list(fds)
 
 
 def _reap(requests: socket.socket) -> None:
@@ -97,7 +99,6 @@ def _reap(requests: socket.socket) -> None:
 
 def _become(request: dict[str, Any], fds: Sequence[int]) -> None:
     """Be what `python -m module` is."""
-    nursery.be_called("python")
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -109,22 +110,10 @@ def _become(request: dict[str, Any], fds: Sequence[int]) -> None:
         os.close(fd)
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
-    if request["nursery"]:
-        nursery.install_own(partial(_run, ["-P", "-m"]))
     sys.path.insert(0, os.getcwd())
-    _run(["-m"], request["command"])
-
-
-def _starts_processes(command: Sequence[str]) -> bool:
-    return command[1:2] in (["serve"], ["index"], ["plan"]) or any(
-        argument.startswith("local:") for argument in command
-    )
-
-
-def _run(flags: list[str], command: Sequence[str]) -> None:
-    module, *arguments = command
+    module, *arguments = request["command"]
     sys.argv = [module, *arguments]
-    sys.orig_argv = [sys.executable, *flags, module, *arguments]
+    sys.orig_argv = [sys.executable, "-m", module, *arguments]
     gc.unfreeze()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
@@ -210,7 +199,6 @@ class Forge:
         *,
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
-        with_nursery: bool = True,
     ) -> Forked:
         """Start a command, as `subprocess.Popen` starts `python -m`.
 
@@ -220,7 +208,6 @@ class Forge:
             folder: Where it runs.
             stdout: Where its output goes; None = where ours goes.
             stderr: Or `subprocess.PIPE`, which is read as text.
-            with_nursery: Whether the processes that it starts are forks, too.
         """
         pipe: IO[str] | None = None
         ours: list[int] = []
@@ -234,7 +221,6 @@ class Forge:
             "command": command,
             "folder": folder,
             "environment": {**environment, **FIXED},
-            "nursery": with_nursery and _starts_processes(command),
         }
         nothing = os.open(os.devnull, os.O_RDONLY)
         fds = array.array("i", [nothing, out, err])
@@ -248,11 +234,6 @@ class Forge:
             for fd in (nothing, *ours):
                 os.close(fd)
         return process
-
-    def bear(self, request: bytes, fds: Sequence[int]) -> int:
-        """Fork a child of this process, as `nursery.install` asks; return its process id."""
-        with self._asking, self._has_started:
-            return self._ask(request, array.array("i", fds))
 
     def _ask(self, request: bytes, fds: array.array[int]) -> int:
         self._socket.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])

@@ -21,7 +21,6 @@ import grpc
 import structlog
 import yaml
 
-import nursery
 from forge import Forge, Forked
 from invariants import eventually
 from penstock.client.cli import main as penstock
@@ -53,7 +52,6 @@ class Server:
         flags: Further flags.
         environment: Variables that are other than here; with them, a fresh interpreter.
         folder: Where it runs; None = here.
-        fresh: Whether its workers are fresh programs, and not forks.
     """
 
     def __init__(
@@ -62,9 +60,8 @@ class Server:
         *flags: str,
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
-        fresh: bool = False,
     ) -> None:
-        self.file, self._fresh = file, fresh
+        self.file = file
         self.environment, self.folder = {**ENVIRONMENT, **(environment or {})}, folder
         self.is_forked = environment is None
         self.command = ["penstock.server.cli", "serve", str(file), *flags]
@@ -82,7 +79,6 @@ class Server:
                 self.environment,
                 folder,
                 stderr=subprocess.PIPE,
-                with_nursery=not self._fresh,
             )
         else:
             self._process = subprocess.Popen(
@@ -219,10 +215,9 @@ def serving(
     *flags: str,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
-    fresh: bool = False,
 ) -> Iterator[Server]:
     """Start a server and end it behind the block."""
-    server = Server(file, *flags, environment=environment, folder=folder, fresh=fresh)
+    server = Server(file, *flags, environment=environment, folder=folder)
     try:
         yield server.start()
     finally:
@@ -444,19 +439,19 @@ def kill_process(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Return the process ids of a process's children, but for the one that forks them."""
+    """Return the process ids of a process's children, but for its zygote."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
             found += map(int, (task / "children").read_text().split())
-    return [child for child in found if _name(child) != nursery.NAME]
+    return [child for child in found if b"penstock.server.node.zygote" not in _command(child)]
 
 
-def _name(pid: int) -> str:
+def _command(pid: int) -> bytes:
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # it has ended, and was waited for
-        return ""
+        return b""
 
 
 def run_command(

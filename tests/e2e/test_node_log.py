@@ -363,8 +363,7 @@ def rows(raw):
 """
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-def test_every_line_of_a_json_log_is_an_event(tmp_path: Path, fresh: bool) -> None:
+def test_every_line_of_a_json_log_is_an_event(tmp_path: Path) -> None:
     """Of the server process and its workers, of libraries and roles, while a source fails, too.
 
     And what opening several data sets took is said at `info`: items, tokens where files tell, ratio
@@ -389,7 +388,7 @@ def test_every_line_of_a_json_log_is_an_event(tmp_path: Path, fresh: bool) -> No
         "ids": {"source": {"type": "meta", "file": "more.json"}, "batch_size": 1, "lanes": 1},
     }
     file = write_job_file(tmp_path / "jobs.yaml", jobs, workers=2)
-    with serving(file, fresh=fresh) as server:
+    with serving(file) as server:
         with pytest.raises(PenstockError, match="no such number"):
             server.read("job", horizon=60).take(60)
         said = {

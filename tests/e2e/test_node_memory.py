@@ -73,7 +73,7 @@ def test_a_node_that_reads_storage_blocks_takes_what_is_stated(runtime: Path) ->
     server_settings = {"workers": WORKERS, "ready_bytes": 256 << 20}
     file = write_job_file(runtime / "job.yaml", {"main": job}, **server_settings)
     most = 0.0
-    with serving(file, fresh=True) as server, Loader(server.address, "main") as loader:
+    with serving(file) as server, Loader(server.address, "main") as loader:
         for batch in loader:
             if batch.position % 32 == 0:
                 most = max(most, taken_mib(server.process.pid))
@@ -101,7 +101,7 @@ def test_a_node_that_counts_takes_no_more_than_is_stated(runtime: Path) -> None:
     file = write_job_file(runtime / "job.yaml", {"main": job}, **server_settings)
     asks = feed_pb2.DescribeRequest(protocol=PROTOCOL, job="main", count=True)
     most = 0.0
-    with serving(file, fresh=True) as server, Loader(server.address, "main") as loader:
+    with serving(file) as server, Loader(server.address, "main") as loader:
         for batch in loader:
             server.feed.Describe(asks)
             if batch.position % 16 == 0:

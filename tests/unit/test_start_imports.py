@@ -68,8 +68,8 @@ def test_a_node_imports_what_every_node_needs(tmp_path: Path, metrics: str) -> N
     assert sources(modules) == {f"{PACKAGE}.items"}
 
 
-def test_a_worker_that_is_ready_has_imported_what_every_job_needs() -> None:
-    """What reads a job's definition it imports after that, while the node starts."""
+def test_a_worker_imports_what_every_job_needs() -> None:
+    """What reads a job's definition is imported by the zygote alone."""
     program = "import sys, penstock.server.node.worker_main; print(*sys.modules)"
 
     done = subprocess.run(

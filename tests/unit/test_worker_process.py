@@ -93,6 +93,9 @@ async def test_a_start_that_fails_leaks_nothing(monkeypatch: pytest.MonkeyPatch)
     """As often as the system refuses a process: no file descriptor stays open."""
     worker = WorkerProcess(0, lambda *_: None, lambda *_: None)
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    monkeypatch.setenv("SOMEBODY_SAID", "this")  # so that nothing is there which could fork it
+    with pytest.raises(FileNotFoundError):
+        worker.start(asyncio.get_running_loop())
     gc.collect()  # else what earlier tests left may be closed meanwhile
     before = sorted(os.listdir("/proc/self/fd"))
 

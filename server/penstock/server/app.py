@@ -19,7 +19,6 @@ from penstock.server.collecting import collect_as_usual
 from penstock.server.jobs.load import Config
 from penstock.server.jobs.settings import ServerSettings
 from penstock.server.metrics import Metrics
-from penstock.server.node.early import Early
 from penstock.server.node.node import Node
 from penstock.server.rpc.connections import raise_files
 from penstock.server.rpc.opening import VERSION
@@ -33,7 +32,7 @@ from penstock.wire.malloc import keep_memory
 logger = structlog.get_logger("penstock")
 
 
-def run(config: Config, *, exit_when_unused: str | None = None, early: Early | None = None) -> int:
+def run(config: Config, *, exit_when_unused: str | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the exit status.
 
     The log was configured before: workers follow it.
@@ -42,7 +41,6 @@ def run(config: Config, *, exit_when_unused: str | None = None, early: Early | N
         config: The settings and the jobs.
         exit_when_unused: End when no process holds a lock on this file: for a node that a Loader
             started.
-        early: The workers, which were started before this was imported.
 
     Raises:
         PenstockError: What keeps it from starting, in one sentence.
@@ -53,11 +51,11 @@ def run(config: Config, *, exit_when_unused: str | None = None, early: Early | N
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config, exit_when_unused, early))
-    return asyncio.run(_serve(config, exit_when_unused, early))
+            return runner.run(_serve(config, exit_when_unused))
+    return asyncio.run(_serve(config, exit_when_unused))
 
 
-async def _serve(config: Config, exit_when_unused: str | None, early: Early | None) -> int:
+async def _serve(config: Config, exit_when_unused: str | None) -> int:
     settings = config.server
     check_exposed(settings)
     is_unix = settings.listen.startswith("unix:")
@@ -110,7 +108,7 @@ async def _serve(config: Config, exit_when_unused: str | None, early: Early | No
             snapshot_seconds=settings.snapshot_seconds,
             item_deadline_s=settings.item_seconds,
             observer=metrics,
-            early=early,
+            imports=config.imports,
         )
         failed = asyncio.Event()
 

@@ -1,15 +1,13 @@
 """Windows of a planned job, added up in several processes: each takes every so many of them.
 
-Packing is Python as much as array code, so threads would wait for each other. Run as a module, this
-file is such a process: it is told its windows, says how many are done, a line each, and at last
-what they hold.
+Packing is Python as much as array code, so threads would wait for each other. Such a process
+(`main`) is told its windows, says how many are done, a line each, and at last what they hold.
 """
 
 from __future__ import annotations
 
 import json
 import select
-import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
@@ -17,8 +15,9 @@ from penstock.server.commands.progress import Say, silent
 from penstock.server.forecast.window_figures import WindowFigures, WindowKey, add_up
 from penstock.server.job import Job
 from penstock.server.jobs.definition import decode
-from penstock.server.node.aside import Began, attend, end_aside, short_status, start_aside
-from penstock.server.node.start import Process
+from penstock.server.node.aside import attend, end_aside, short_status
+from penstock.server.node.child import Inherited
+from penstock.server.node.start import Process, start
 from penstock.server.planned.log import planned_log
 from penstock.server.role_set import RoleSet
 from penstock.wire.errors import Internal, JobChanged
@@ -104,7 +103,7 @@ class _Process:
     def __init__(self, job: Job, roles: RoleSet, keys: Sequence[WindowKey], epochs: int) -> None:
         self._job = job
         # What code of users prints must not stand among the command's own results.
-        self.aside: Process = start_aside(__name__, job.definition, output=STDERR)
+        self.aside: Process = start(__name__, definition=job.definition, output=STDERR)
         # A line of it is read at a time, so nothing waits in a buffer that `select` cannot see.
         self._heard = self.aside.socket.makefile("rb", buffering=0)
         root = planned_log(roles).index.root.hex()
@@ -155,11 +154,11 @@ class _Process:
 # --- the process ----------------------------------------------------------------------------------
 
 
-def work(start: Began, heard: BinaryIO, out: BinaryIO) -> None:
+def work(inherited: Inherited, heard: BinaryIO, out: BinaryIO) -> None:
     """Add up the windows that are asked for."""
     task = json.loads(heard.readline())
-    definition = decode(start.definition)
-    start.page.note("build", definition.name)
+    definition = decode(inherited.definition)
+    inherited.page.note("build", definition.name)
     job = definition.build(planned=False)
     try:
         roles = job.role_sets[task["set"]]
@@ -182,13 +181,9 @@ def _say(out: BinaryIO, data: bytes = b"", *, error: bool = False) -> None:
     out.flush()
 
 
-def main(argv: list[str]) -> None:
+def main(inherited: Inherited) -> None:
     """Take the task that was inherited, and end with it."""
-    attend(argv, work, lambda out, error: _say(out, error, error=True))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    attend(inherited, work, lambda out, error: _say(out, error, error=True))
 
 
 __all__ = ["LEAST_SAMPLES", "Apart", "main", "work"]

@@ -56,27 +56,27 @@ def serve(
       PENSTOCK_STORE=sqlite:////data/penstock.db penstockd serve penstock.yaml
     """  # noqa: D301 - \b is for click
     config = load(file, overrides=flags, assignments=assignments)
-    # Here and not above: the other commands need none of it, and start faster without. First the
-    # workers, which follow this process's log: they import while this process does.
-    from penstock.server.node.early import start_early
+    # Here and not above: the other commands need none of it, and start faster without. First what
+    # workers are forked from, which follows this process's log: it imports while this process does.
+    from penstock.server.node.start import COUNT, WORKER, preload
     from penstock.server.said import decide
 
     decide(config.server.log_format, config.server.log_level)
-    # Before gRPC is imported, which reads these once, and before workers are started, which would
-    # be started anew in another environment. gRPC would log a line of its own, in a form of its
-    # own, for each handshake that fails: a scan of the port would fill the log.
+    # Before gRPC is imported, which reads these once, and before what forks workers is started,
+    # which would be started anew in another environment. gRPC would log a line of its own, in a
+    # form of its own, for each handshake that fails: a scan of the port would fill the log.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if config.server.tls is not None:
         from penstock.server.tls import choose_ciphers
 
         choose_ciphers(config.server.tls)
-    with start_early(config.server.worker_count, config.imports) as early:
-        from penstock.server.logs import configure
+    preload(WORKER, COUNT)
+    from penstock.server.logs import configure
 
-        configure(config.server.log_format, config.server.log_level)
-        from penstock.server.app import run
+    configure(config.server.log_format, config.server.log_level)
+    from penstock.server.app import run
 
-        return run(config, exit_when_unused=exit_when_unused, early=early)
+    return run(config, exit_when_unused=exit_when_unused)
 
 
 __all__ = ["serve"]

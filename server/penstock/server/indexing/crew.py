@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.server.core.canonical import canonical
 from penstock.server.indexing.blocks import Block, Stretches
-from penstock.server.node.aside import end_aside, short_status, start_aside
+from penstock.server.node.aside import end_aside, short_status
 from penstock.server.node.page import Note, Page
-from penstock.server.node.start import Process
+from penstock.server.node.start import Process, start
 from penstock.wire.errors import JobChanged, WorkerCrashed
 from penstock.wire.sent_errors import decode_error
 
@@ -189,11 +189,11 @@ class _Process:
             PenstockError: It cannot build the job.
         """
         # What code of users prints must not stand among the command's own results.
-        self._aside = start_aside(
+        self._aside = start(
             "penstock.server.indexing.worker",
-            self._definition,
             self._sets,
             files_fd=self._files_fd,
+            definition=self._definition,
             output=STDERR,
         )
         self._reader, self._writer = await asyncio.open_connection(

@@ -1,4 +1,4 @@
-"""The process that measures blocks: `python -m penstock.server.indexing.worker`, see `aside`.
+"""The process that measures blocks.
 
 It is told the numbers of the sets of roles that it is for, and says which inputs each has; then it
 is told a block at a time, a line of JSON `[source, start, stop, careful]`, and says how far it is
@@ -9,7 +9,6 @@ ends it.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import Any, BinaryIO
 
@@ -18,7 +17,8 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.index.block import encode_block
 from penstock.server.indexing.measuring import Measuring
 from penstock.server.jobs.definition import decode
-from penstock.server.node.aside import Began, attend
+from penstock.server.node.aside import attend
+from penstock.server.node.child import Inherited
 
 TELL_S = 0.25
 """Seconds between two words of how far it is."""
@@ -45,17 +45,17 @@ def say(out: BinaryIO, message: dict[str, Any], data: bytes = b"") -> None:
     out.flush()
 
 
-def work(start: Began, heard: BinaryIO, out: BinaryIO) -> None:
+def work(inherited: Inherited, heard: BinaryIO, out: BinaryIO) -> None:
     """Measure the blocks that are asked for, until nothing more is."""
-    definition = decode(start.definition)
+    definition = decode(inherited.definition)
     name = definition.name
 
     def progress(stage: str, item: ItemRef | None) -> None:
-        start.page.note(stage, name, None, item)
+        inherited.page.note(stage, name, None, item)
 
-    start.page.note("build", name)
+    inherited.page.note("build", name)
     job = definition.build(planned=False)
-    sets = [Measuring(job, progress, number) for number in json.loads(start.arguments[0])]
+    sets = [Measuring(job, progress, number) for number in json.loads(inherited.arguments[0])]
     say(out, {"ready": True}, canonical([each.inputs for each in sets]))
     of_source = {source: each for each in sets for source in each.positions}
     tell = _Teller(out)
@@ -70,13 +70,9 @@ def work(start: Began, heard: BinaryIO, out: BinaryIO) -> None:
         say(out, told, encode_block(found.sizes, first))
 
 
-def main(argv: list[str]) -> None:
+def main(inherited: Inherited) -> None:
     """Take the task that was inherited, and end with it."""
-    attend(argv, work, lambda out, error: say(out, {"error": True}, error))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    attend(inherited, work, lambda out, error: say(out, {"error": True}, error))
 
 
 __all__ = ["main", "work"]

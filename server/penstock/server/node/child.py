@@ -6,10 +6,12 @@ import ctypes
 import mmap
 import os
 import signal
+import socket
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from penstock.server.node.page import Page
 from penstock.server.said import raw_line
 from penstock.wire.errors import PenstockError
 from penstock.wire.plain import clean_text
@@ -18,6 +20,24 @@ MAX_MESSAGE, MAX_FIELD = 4000, 16_000
 """Characters of an error's sentence and of any text in its fields that leave a worker: a role's
 message is copied to the server process, its output and every reader, and may be as long as a
 file."""
+
+
+class Inherited(NamedTuple):
+    """What a process with roles was started with.
+
+    Attributes:
+        socket: What it hears and says.
+        page: Where it notes what it does.
+        files_fd: What is known of the jobs' files (`take_catalogs`); -1 = nothing.
+        definition: The definition of the job that it is for; empty = it is told of jobs later.
+        arguments: What else it was told.
+    """
+
+    socket: socket.socket
+    page: Page
+    files_fd: int
+    definition: bytes
+    arguments: Sequence[str]
 
 
 def die_with_parent() -> None:
@@ -43,6 +63,12 @@ def _mark() -> mmap.mmap | None:
 
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which Python's mmap does not name
 MARK = _mark()
+
+
+def mark_anew() -> None:
+    """Mark this process, which is a fork, as one that forks of its own are told from."""
+    if MARK is not None:
+        MARK[0] = 1
 
 
 def is_forked(pid: int) -> bool:
@@ -94,4 +120,13 @@ def _clean(value: Any) -> Any:
     return f"a {type(value).__name__}"
 
 
-__all__ = ["MARK", "MAX_MESSAGE", "die_with_parent", "end_fork", "is_forked", "told"]
+__all__ = [
+    "MARK",
+    "MAX_MESSAGE",
+    "Inherited",
+    "die_with_parent",
+    "end_fork",
+    "is_forked",
+    "mark_anew",
+    "told",
+]

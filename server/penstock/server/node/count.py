@@ -4,9 +4,8 @@ A processor may filter an item or make several samples of it, so how many batche
 known only when all of its items were processed. Plans are made, and no batch: samples are dropped
 as they come.
 
-It is started as `python -m penstock.server.node.count ... LOG PART PARTS CAREFUL`, see
-`penstock.server.node.aside`, to count the lanes of part PART of PARTS. It is told where to begin,
-says where lanes end, and when nothing more is sent to it, it says where its lanes stand and ends.
+The process that does it (`main`) is told where to begin, says where lanes end, and when nothing
+more is sent to it, it says where its lanes stand and ends.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import json
 import os
 import select
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -25,6 +23,7 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.jobs.definition import decode, rebuild
+from penstock.server.node.child import Inherited
 from penstock.server.node.homes import Homes
 from penstock.server.node.messages import Snapshot
 from penstock.server.node.page import Page
@@ -32,6 +31,7 @@ from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.planner import Planner, open_planner
 from penstock.server.pipeline.verdicts import VerdictBook
+from penstock.server.sources.catalog import take_catalogs
 from penstock.wire.errors import BadSnapshot, Internal, PenstockError
 from penstock.wire.plain import clean_text
 
@@ -238,21 +238,22 @@ class Telling:
         self._write(told)
 
 
-def main(argv: list[str]) -> None:
-    """Count some lanes and write JSON lines to the socket that was inherited."""
-    from penstock.server.node.aside import began
+def main(inherited: Inherited) -> None:
+    """Count the lanes of a part and write JSON lines to the socket that was inherited.
 
-    if (start := began(argv)) is None:
-        return
-    log_id, part, parts, careful = start.arguments
+    Args:
+        inherited: Its arguments are the log, the part, of how many, and whether to be careful.
+    """
+    log_id, part, parts, careful = inherited.arguments
+    take_catalogs(inherited.files_fd)
     os.nice(YIELDS)
-    page, definition = start.page, start.definition
+    sock, page, definition = inherited.socket, inherited.page, inherited.definition
     name = decode(definition).name
 
     def progress(stage: str, item: ItemRef | None) -> None:
         page.note(stage, name, None, item)
 
-    with start.socket, start.socket.makefile("rb") as heard, start.socket.makefile("w") as out:
+    with sock, sock.makefile("rb") as heard, sock.makefile("w") as out:
 
         def write(message: dict[str, Any]) -> None:
             out.write(json.dumps(message) + "\n")
@@ -270,7 +271,7 @@ def main(argv: list[str]) -> None:
             items.careful = careful == "1"
             lanes = lanes_of_part(job, int(part), int(parts))
             keep_blocks_of(job, lanes)
-            telling = Telling(start.socket, write, page, job, items)
+            telling = Telling(sock, write, page, job, items)
             try:
                 wanted = [lane for lane in lanes if lane not in begin.ended]
                 telling.count = count = Count(job, wanted, items, begin.marks)
@@ -283,10 +284,6 @@ def main(argv: list[str]) -> None:
         except Exception as error:
             fail(Internal(f"a bug in penstock: {type(error).__name__}"))
             raise
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
 
 
 __all__ = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -12,10 +11,11 @@ import structlog
 
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.node.aside import end_aside, short_status, start_aside
+from penstock.server.node.aside import end_aside, short_status
 from penstock.server.node.count import Begin, Ended, decode_marks, lanes_of_part
 from penstock.server.node.messages import Snapshot
 from penstock.server.node.page import Note, Page
+from penstock.server.node.start import COUNT, Child, start
 from penstock.wire.errors import ERRORS, Internal, WorkerCrashed
 
 logger = structlog.get_logger("penstock.node")
@@ -107,14 +107,14 @@ class Part:
 
     async def _attempt(self, *, careful: bool) -> tuple[Note, int]:
         """Have a process count; return what it was doing at last, and its exit status."""
-        process, page, ours = start_aside(
-            "penstock.server.node.count",
-            self._job.definition,
+        process, page, ours = start(
+            COUNT,
             self._job.log_id.hex(),
             self._number,
             self._parts,
             int(careful),
             files_fd=self._files_fd,
+            definition=self._job.definition,
         )
         lines = asyncio.StreamReader(limit=MAX_LINE_BYTES)
         loop = asyncio.get_running_loop()
@@ -136,9 +136,7 @@ class Part:
             code = await asyncio.shield(asyncio.to_thread(end_aside, process))
         return page.read(), code
 
-    async def _listen(
-        self, process: subprocess.Popen[bytes], page: Page, lines: asyncio.StreamReader
-    ) -> None:
+    async def _listen(self, process: Child, page: Page, lines: asyncio.StreamReader) -> None:
         loop = asyncio.get_running_loop()
         serial, since_s = 0, loop.time()
         reading = asyncio.ensure_future(lines.readline())

@@ -13,7 +13,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -25,7 +25,6 @@ from penstock.server.node.books import Log
 from penstock.server.node.counting import Counting, count_processes
 from penstock.server.node.crew import ITEM_DEADLINE_S, Crew, Hear, Lose
 from penstock.server.node.dispatch import Dispatch
-from penstock.server.node.early import Early
 from penstock.server.node.ends import Ends
 from penstock.server.node.entry import Entry, State
 from penstock.server.node.hearing import Hearing
@@ -64,7 +63,7 @@ class Node:
         bound_bytes: How many bytes of batches may be ready or being made.
         snapshot_seconds: The least time between two writes of snapshots.
         observer: Told what happens.
-        early: Workers that were started before.
+        imports: Modules that workers import once they are ready: the jobs will need them.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Node:
         snapshot_seconds: float = 2.0,
         item_deadline_s: float = ITEM_DEADLINE_S,
         observer: Observer | None = None,
-        early: Early | None = None,
+        imports: Sequence[str] = (),
     ) -> None:
         self.jobs, self.store = dict(jobs), store
         self.bound_bytes, self._snapshot_seconds = bound_bytes, snapshot_seconds
@@ -85,7 +84,7 @@ class Node:
         self.incarnation = uuid.uuid4().hex[:12]
         self.started_at, self.start_s = time.monotonic(), 0.0
         self.verdicts: dict[bytes, VerdictBook] = {}
-        self._early, self._files_fd = early, -1 if early is None else early.take_files()
+        self._imports, self._files_fd = imports, -1
         self._drained: dict[int, asyncio.Future[None]] = {}
         self.life = life = Life()
         self.shelf = Shelf(store, life)
@@ -116,7 +115,7 @@ class Node:
             lose,
             files_fd=self._files_fd,
             workers=self._worker_count,
-            early=self._early,
+            imports=self._imports,
         )
 
     @property
@@ -187,7 +186,7 @@ class Node:
             for source in job.sources.values()
             for catalog in source.hand_over()
         ]
-        self._files_fd = pack_catalogs(catalogs, self._files_fd)
+        self._files_fd = pack_catalogs(catalogs)
         for worker in self.crew:
             worker.files_fd = self._files_fd
         self.counting.files_fd = self._files_fd

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 from collections import ChainMap, Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -15,7 +15,6 @@ from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.node.books import Log
 from penstock.server.node.check import check
-from penstock.server.node.early import Early
 from penstock.server.node.entry import Entry
 from penstock.server.node.lanes import LaneState, LineState
 from penstock.server.node.messages import (
@@ -79,7 +78,7 @@ class WorkerProcess:
         files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
         workers: How many there are on this node: what they keep for themselves is bounded for all
             of them together.
-        early: Workers that were started before the node was made, perhaps this one.
+        imports: Modules that it imports once it is ready: the jobs will need them.
 
     Attributes:
         tickets: What it was asked and has not answered, in the order in which it was asked.
@@ -97,7 +96,7 @@ class WorkerProcess:
     on_death: Callable[[WorkerProcess], None]
     files_fd: int = -1
     workers: int = 1
-    early: Early | None = None
+    imports: Sequence[str] = ()
     tickets: dict[int, Ticket] = field(default_factory=dict)
     taken_back: dict[int, Ticket] = field(default_factory=dict)
     arenas: dict[int, ArenaReader] = field(default_factory=dict)
@@ -128,8 +127,7 @@ class WorkerProcess:
         self.started = True
 
     def _launch(self) -> Started:
-        early = None if self.early is None else self.early.take(self.number)
-        return start_program(self.files_fd, early)
+        return start_program(self.files_fd, self.imports)
 
     @property
     def pid(self) -> int:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import signal
-import subprocess
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.server.node.channel import FROM_WORKER
-from penstock.server.node.early import WORKER
 from penstock.server.node.messages import FromServer, FromWorker
 from penstock.server.node.page import Page
 from penstock.server.node.port import Port, SocketPort
-from penstock.server.node.start import Process, start
+from penstock.server.node.start import WORKER, Child, start
 
 
 class Started(NamedTuple):
@@ -23,22 +22,22 @@ class Started(NamedTuple):
         page: Where it notes what it does.
     """
 
-    process: subprocess.Popen[bytes]
+    process: Child
     port: Port[FromServer, FromWorker]
     page: Page
 
 
-def start_program(files_fd: int, early: Process | None = None) -> Started:
+def start_program(files_fd: int, imports: Sequence[str] = ()) -> Started:
     """Start a worker, which says `Ready` when it has started.
 
     Args:
         files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
-        early: One that was started before; None = none was.
+        imports: Modules that it imports once it is ready: the jobs will need them.
 
     Raises:
         OSError: The system has no memory, process or file descriptor left for it.
     """
-    process, page, ours = early or start(WORKER, files_fd=files_fd)
+    process, page, ours = start(WORKER, *imports, files_fd=files_fd)
     return Started(process, SocketPort(ours, FROM_WORKER), page)
 
 

@@ -1,39 +1,124 @@
-"""How a process of penstock is started, and what it inherits: a socket, a page, what files hold.
+"""How a process with roles is started: as a fork of a zygote, in a fixed environment.
 
-It is a fresh program in a fixed environment (`penstock.server.environment`), never a fork, and it
-does not outlive the process that has started it.
+One way for all of them: those that make and plan batches, count, measure, and pack windows. Each is
+a module with a function `main`, which is given what the process inherits (`child.Inherited`): a
+socket, a page, what is known of the job's files, and the job. It does not outlive the process that
+has started it, whose child it is; its working folder and output are the ones of that process at
+this moment. Limits and priorities are those that it had as its zygote was started.
+
+A process has one zygote (`penstock.server.node.zygote`), a fresh program in the environment that
+processes with roles have (`penstock.server.environment`). Where that environment changes, as by
+code of users that builds jobs, or the zygote has ended, the next start begins with another one.
 """
 
 from __future__ import annotations
 
+import array
+import atexit
 import contextlib
+import ctypes
+import json
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import IO, NamedTuple
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from penstock.server.allocator import preloaded, withdraw
+from penstock.server.allocator import preloaded
 from penstock.server.environment import worker_environment
-from penstock.server.followed_log import follow
 from penstock.server.node.memory import sealed_memory
 from penstock.server.node.page import PAGE_BYTES, Page
 from penstock.server.said import for_children, stderr_of_children
 from penstock.server.sources.catalog import cache_variable
+
+logger = logging.getLogger("penstock")
+
+ANSWER_S = 60.0
+"""How long a zygote may take to fork, its imports included: one that was stopped never does."""
+
+MOST_PAUSE_S = 0.05
+"""Between two looks at a process whose end is waited for with a deadline."""
+
+WORKER, COUNT = "penstock.server.node.worker_main", "penstock.server.node.count"
+"""The tasks of a node."""
+
+COMMON = ("penstock.server.jobs.definition",)
+"""What every task with a job needs."""
+
+PADDING = " " * 64
+"""The zygote's last argument, which leaves room for what its children are called."""
+
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+
+
+class Child:
+    """A process that was started, which is ended and waited for by what has started it.
+
+    Args:
+        pid: Its process id.
+
+    Attributes:
+        returncode: How it ended, as `subprocess` says it; None = that is not known yet.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.returncode = pid, None if pid else 0
+        self._waiting = threading.Lock()
+
+    def poll(self) -> int | None:
+        """Return how it ended; None while it runs."""
+        return self._wait(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; return how it ended.
+
+        Raises:
+            subprocess.TimeoutExpired: It has not ended within so many seconds.
+        """
+        end_s = None if timeout is None else time.monotonic() + timeout
+        pause_s = MOST_PAUSE_S / 64
+        while (status := self._wait(0 if end_s is None else os.WNOHANG)) is None:
+            if end_s is not None and time.monotonic() >= end_s:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOST_PAUSE_S)
+        return status
+
+    def kill(self) -> None:
+        """Send SIGKILL, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _wait(self, how: int) -> int | None:
+        # Only one thread at a time may wait for it: the other one would find no such child.
+        if self.returncode is None and self._waiting.acquire(blocking=how == 0):
+            try:
+                if self.returncode is None:
+                    pid, status = os.waitpid(self.pid, how)
+                    if pid:
+                        self.returncode = os.waitstatus_to_exitcode(status)
+            except ChildProcessError:  # code of users has waited for it: nobody will know
+                self.returncode = 0
+            finally:
+                self._waiting.release()
+        return self.returncode
 
 
 class Process(NamedTuple):
     """A process that was started.
 
     Attributes:
-        process: The process, which is ended and waited for by what has started it.
+        process: The process.
         page: Where it notes what it does.
         socket: What it hears and says.
     """
 
-    process: subprocess.Popen[bytes]
+    process: Child
     page: Page
     socket: socket.socket
 
@@ -42,57 +127,65 @@ def start(
     module: str,
     *arguments: object,
     files_fd: int = -1,
-    stdin: int | IO[bytes] = subprocess.DEVNULL,
-    stdout: int | None = None,
+    definition: bytes = b"",
+    output: int = 1,
 ) -> Process:
-    """Start a module, which calls `inherit` first.
+    """Start a process that runs a module's `main`.
 
     Args:
         module: Its name.
         arguments: What it is told beside.
         files_fd: What is known of the job's files (`pack_catalogs`); -1 = nothing.
-        stdin: Its standard input.
-        stdout: A descriptor for what code of users prints; None = the standard output.
+        definition: The definition of a job.
+        output: A descriptor for what code of users prints.
 
     Raises:
         OSError: The system has no memory, process or file descriptor left for it.
     """
-    ours, theirs = socket.socketpair()
-    page_fd = -1
-    try:
-        page_fd = sealed_memory("penstock-page", PAGE_BYTES)
-        fds = [theirs.fileno(), page_fd, files_fd]
-        told = [*fds, os.getpid(), *arguments]
-        with _without_interrupts():
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, *map(str, told)],
-                env=program_environment(),
-                pass_fds=[fd for fd in fds if fd >= 0],
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr_of_children(),
-            )
-        return Process(process, Page(page_fd), ours)
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-        if page_fd >= 0:
-            os.close(page_fd)
+    with contextlib.ExitStack() as stack:
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as on_error, theirs:
+            on_error.callback(ours.close)
+            page_fd = _closed(stack, sealed_memory("penstock-page", PAGE_BYTES))
+            folder = _closed(stack, os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            errors = stderr_of_children()
+            fds = [output, 2 if errors is None else errors, folder, theirs.fileno(), page_fd]
+            if definition:
+                fds.append(_closed(stack, os.memfd_create("penstock-job", os.MFD_CLOEXEC)))
+                with open(fds[-1], "wb", closefd=False) as file:
+                    file.write(definition)
+            if files_fd >= 0:
+                fds.append(files_fd)
+            request = {
+                "module": module,
+                "arguments": list(map(str, arguments)),
+                "parent": os.getpid(),
+                "definition": bool(definition),
+            }
+            with _asking:
+                child = _fork((module, *COMMON), json.dumps(request).encode(), fds)
+            page = Page(page_fd)
+            on_error.pop_all()
+        return Process(child, page, ours)
 
 
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Hold SIGINT back from this thread, and from a process that it starts until `inherit`.
+def _closed(stack: contextlib.ExitStack, fd: int) -> int:
+    """Return a descriptor that is closed with a stack."""
+    stack.callback(os.close, fd)
+    return fd
 
-    A process that is still importing would end with a traceback.
+
+def preload(*modules: str) -> None:
+    """Start the zygote, which imports what tasks need while this process does something else.
+
+    Args:
+        modules: Those of the tasks.
+
+    Raises:
+        OSError: The system has no memory or process left for it.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with _asking:
+        _current((*modules, *COMMON))
 
 
 def program_environment() -> dict[str, str]:
@@ -100,41 +193,134 @@ def program_environment() -> dict[str, str]:
     return preloaded(worker_environment({**os.environ, **cache_variable(), **for_children()}))
 
 
-class Inherited(NamedTuple):
-    """What a process was started with.
+# --- the zygote, as this process sees it ----------------------------------------------------------
 
-    Attributes:
-        socket: What it hears and says.
-        page: Where it notes what it does.
-        files_fd: What is known of the jobs' files (`take_catalogs`); -1 = nothing.
-        arguments: What else it was told.
+
+class _Zygote:
+    """The process that forks, for the process that has started it."""
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.environment, self.owner = environment, os.getpid()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(ANSWER_S)
+        command = [sys.executable, "-P", "-m", "penstock.server.node.zygote"]
+        try:
+            with theirs, _without_signals():
+                self._process = subprocess.Popen(
+                    [*command, str(theirs.fileno()), *modules, PADDING],
+                    env=environment,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stderr=stderr_of_children(),
+                )
+        except BaseException:
+            self._socket.close()
+            raise
+
+    @property
+    def status(self) -> int | None:
+        """Return how it has ended; None = it has not."""
+        return self._process.poll()
+
+    def fork(self, request: bytes, fds: Sequence[int]) -> Child:
+        """Return a new child of this process.
+
+        Raises:
+            OSError: There is none, for the reason that the system gives.
+        """
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+        with _taking_orphans():
+            self._socket.sendmsg([request], [rights])
+            answer = self._socket.recv(64)
+        if not answer:
+            raise ConnectionResetError("the process that forks others has ended")
+        if (pid := int(answer)) < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        return Child(pid)
+
+    def close(self) -> None:
+        """End it; it has no state."""
+        self._socket.close()
+        if self.owner == os.getpid():
+            self._process.kill()
+            self._process.wait()
+
+
+_asking = threading.Lock()
+_zygotes: list[_Zygote] = []
+"""The one of this process, if it was needed."""
+
+
+def _fork(modules: Sequence[str], request: bytes, fds: Sequence[int]) -> Child:
+    """Return a new child, forked by the zygote or, where that has ended just now, by another one.
+
+    Raises:
+        OSError: There is none.
     """
+    try:
+        return _current(modules).fork(request, fds)
+    except ConnectionError:
+        pass
+    except BaseException:
+        # An answer may still come, which nobody would take for that of the next request.
+        _end()
+        raise
+    return _current(modules).fork(request, fds)
 
-    socket: socket.socket
-    page: Page
-    files_fd: int
-    arguments: list[str]
+
+def _current(modules: Sequence[str]) -> _Zygote:
+    """Return the zygote of this process, started where there is none in the right environment."""
+    environment = program_environment()
+    if _zygotes:
+        zygote = _zygotes[0]
+        status = zygote.status if zygote.owner == os.getpid() else None
+        if status is None and (zygote.owner, zygote.environment) == (os.getpid(), environment):
+            return zygote
+        if status is not None:
+            logger.warning(
+                "the process that starts workers has ended with status %d; another one is started",
+                status,
+            )
+        _end()
+    else:
+        atexit.register(_end)
+    _zygotes.append(_Zygote(modules, environment))
+    return _zygotes[0]
 
 
-def inherit(argv: list[str]) -> Inherited | None:
-    """Return what this process was started with; None = its parent has died already.
+def _end() -> None:
+    while _zygotes:
+        _zygotes.pop().close()
 
-    Args:
-        argv: Its arguments, without its name.
+
+@contextlib.contextmanager
+def _without_signals() -> Iterator[None]:
+    """Hold signals back from this thread, and from a zygote that it starts until that ignores them.
+
+    A process that is still importing would end with a traceback at Ctrl-C.
     """
-    # Ctrl-C reaches the whole terminal, and is the parent's to handle, which ends this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    withdraw()  # before anything here starts a process of its own
-    # Here and not above: the process that starts others needs none of it.
-    from penstock.server.node.child import die_with_parent
-
-    fd, page_fd, files_fd, parent = map(int, argv[:4])
-    die_with_parent()
-    if os.getppid() != parent:
-        return None  # the parent died before prctl took effect
-    follow()
-    return Inherited(socket.socket(fileno=fd), Page(page_fd, write=True), files_fd, argv[4:])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-__all__ = ["Inherited", "Process", "inherit", "program_environment", "start"]
+@contextlib.contextmanager
+def _taking_orphans() -> Iterator[None]:
+    """Let descendants of this process whose parent ends become its children."""
+    before = ctypes.c_int()
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, before.value)
+
+
+def _prctl(option: int, value: Any) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+__all__ = ["COUNT", "WORKER", "Child", "Process", "preload", "program_environment", "start"]

@@ -1,50 +1,27 @@
-"""How the process of a worker begins.
-
-`penstock.server.node.program` starts it, before or after gRPC runs in the parent.
-"""
+"""How a worker begins: it makes and plans batches. `penstock.server.node.program` starts it."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import signal
-import sys
 from collections.abc import Sequence
 
 from penstock.server.collecting import collect_as_usual, collect_seldom
-
-if __name__ == "__main__":
-    collect_seldom()  # before what takes long to import
-
 from penstock.server.job import Job
 from penstock.server.node.channel import FROM_SERVER
+from penstock.server.node.child import Inherited
 from penstock.server.node.link import ServerGone
 from penstock.server.node.port import SocketPort
-from penstock.server.node.start import inherit
 from penstock.server.node.worker import Worker
 from penstock.server.sources.catalog import take_catalogs
 from penstock.wire.malloc import keep_memory
 
 
-class Files:
-    """What the node knows of its jobs' files, taken over before the first job is built.
+def build(definition: bytes, log_id: bytes) -> Job:
+    """Build a job; see `rebuild`."""
+    from penstock.server.jobs.definition import rebuild
 
-    A worker may be started before the node knows it.
-
-    Args:
-        fd: What `take_catalogs` takes.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def build(self, definition: bytes, log_id: bytes) -> Job:
-        """Build a job; see `rebuild`."""
-        from penstock.server.jobs.definition import rebuild
-
-        fd, self._fd = self._fd, -1
-        take_catalogs(fd)
-        return rebuild(definition, log_id)
+    return rebuild(definition, log_id)
 
 
 def import_ahead(modules: Sequence[str]) -> None:
@@ -54,25 +31,21 @@ def import_ahead(modules: Sequence[str]) -> None:
             importlib.import_module(module)
 
 
-def main(argv: list[str]) -> None:
+def main(inherited: Inherited) -> None:
     """Run a worker over the inherited socket."""
-    if (found := inherit(argv)) is None:
-        return
-    # Service managers send SIGTERM to every process of a service: it is the server's to handle,
-    # which ends its workers by closing their sockets.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    take_catalogs(inherited.files_fd)
     keep_memory()
-    port = SocketPort(found.socket, FROM_SERVER)
+    port = SocketPort(inherited.socket, FROM_SERVER)
     try:
-        worker = Worker(port, found.page, build=Files(found.files_fd).build)
+        worker = Worker(port, inherited.page, build=build)
         worker.link.begin()
         # Meanwhile the node starts, and it may get its first job.
-        import_ahead(["penstock.server.jobs.definition", *found.arguments])
+        collect_seldom()
+        import_ahead(inherited.arguments)
         collect_as_usual()
         worker.run()
     except (BrokenPipeError, ConnectionResetError, ServerGone):
         return  # the server process is gone
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+__all__ = ["main"]

@@ -350,23 +350,13 @@ def _folder(setting: str, base: Path) -> Path | None:
     return None
 
 
-def catalogs_memory() -> int:
-    """Return a memfd for `pack_catalogs`, which processes may be started with before it holds any.
-
-    Raises:
-        OSError: There is no memory for it.
-    """
-    return os.memfd_create("penstock-files", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-
-
-def pack_catalogs(catalogs: Iterable[Catalog], fd: int = -1) -> int:
+def pack_catalogs(catalogs: Iterable[Catalog]) -> int:
     """Return a memfd that holds catalogs, for processes that this one starts.
 
     It is sealed: no process can change it.
 
     Args:
         catalogs: What it is to hold.
-        fd: One of `catalogs_memory`; -1 = a new one.
 
     Raises:
         OSError: There is no memory for it.
@@ -374,7 +364,7 @@ def pack_catalogs(catalogs: Iterable[Catalog], fd: int = -1) -> int:
     by_key: dict[str, Catalog] = {}
     for catalog in catalogs:  # two jobs may read the same files
         by_key.setdefault(catalog.key, Catalog(catalog.key)).merge(catalog)
-    fd = catalogs_memory() if fd < 0 else fd
+    fd = os.memfd_create("penstock-files", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(fd, "wb", closefd=False) as file:
             for key, catalog in by_key.items():
@@ -424,7 +414,6 @@ __all__ = [
     "cache_folder",
     "cache_variable",
     "catalog_key",
-    "catalogs_memory",
     "keep_in",
     "local_stamp",
     "open_catalog",
