@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from penstock.server.core.expression import MAX_CHARS, MAX_NESTED, MAX_WORDS, Expression
+from penstock.server.core.expression import MAX_CHARS, MAX_NESTED, MAX_SIGNS, Expression
 from penstock.wire.errors import InvalidJob
 
 NAMES = ("tokens", "squares", "samples")
@@ -177,11 +177,12 @@ def test_what_is_not_finite_is_told_with_its_element() -> None:
         ("tokens ** -2", 11, "a power is not"),
         ("tokens ** tokens", 11, "a power is not"),
         ("2 ** 3 ** 2 + tokens", 6, "a power is not"),
-        ("__import__('os').system('x')", 1, "'__import__' is not known"),
-        ("tokens.__class__", 7, r"'.__class__' is not allowed"),
+        ("__import__(tokens)", 1, "'__import__' is not known"),
+        ("tokens.__class__", 1, "something is not allowed"),
         ("tokens[0]", 7, "is not allowed"),
-        ("(lambda: tokens)()", 2, "'lambda' is not known"),
-        ("tokens if True else 0", 8, "'if' is not known"),
+        ("(lambda: tokens)()", 8, "':' is not allowed"),
+        ("tokens if True else 0", 1, "something is not allowed"),
+        ("1e5or tokens", 1, "'1e5or' is not allowed"),
         ("tokens == 1", 8, "'=' is not allowed"),
         ("tokens, 1", 1, "something is not allowed"),
         ("()", 1, ""),
@@ -192,21 +193,21 @@ def test_what_is_not_finite_is_told_with_its_element() -> None:
         ("min(tokens)", 1, "fewer than two"),
         ("min(*tokens, 1)", 5, "not allowed"),
         ("max()", 1, "fewer than two"),
-        ("(tokens", 8, "a parenthesis is open"),
-        ("tokens)", 7, "was not opened"),
+        ("(tokens", 1, "missing or too much"),
+        ("tokens)", 7, "missing or too much"),
         ("1_000 * tokens", 1, "'1_000' is not allowed"),
         ("0x10 * tokens", 1, "'0x10' is not allowed"),
         ("2j * tokens", 1, "'2j' is not allowed"),
         ("007 * tokens", 1, ""),
         ("1e999 * tokens", 1, "a number exceeds"),
         ("9" * 999, 1, "a number exceeds"),
-        ("tokens\N{SUPERSCRIPT TWO}", 1, "is not allowed"),
-        ("t\N{FULLWIDTH LATIN SMALL LETTER O}kens", 1, "is not allowed"),
+        ("tokens\N{SUPERSCRIPT TWO}", 7, "is not allowed"),
+        ("t\N{FULLWIDTH LATIN SMALL LETTER O}kens", 2, "is not allowed"),
         ("tokens\0", 7, "is not allowed"),
         ("tokens  # all", 9, "'#' is not allowed"),
         ("tokens" + " " * MAX_CHARS, MAX_CHARS + 1, f"at most {MAX_CHARS} characters"),
         ("(" * MAX_CHARS, MAX_NESTED + 1, "parentheses within each other"),
-        ("-" * MAX_WORDS + "tokens", MAX_WORDS + 1, f"more than {MAX_WORDS} numbers"),
+        ("-" * (MAX_SIGNS + 1) + "tokens", MAX_SIGNS + 1, f"more than {MAX_SIGNS} signs"),
     ],
 )
 def test_other_texts_are_refused_with_the_place(text: str, place: int, why: str) -> None:
@@ -224,12 +225,12 @@ def test_other_texts_are_refused_with_the_place(text: str, place: int, why: str)
 def test_long_texts_of_one_shape_are_read_and_computed_at_once() -> None:
     """What could double with each level does not: powers of powers, and signs of signs."""
     nested = "(" * MAX_NESTED + "samples" + ") ** 4" * MAX_NESTED
-    deep = "-" * (MAX_WORDS - 1) + "samples"
+    deep = "-" * (MAX_SIGNS - 1) + "samples"
     ones = {"samples": np.ones(2)}
-    for text in (nested, deep, "+".join(["samples"] * (MAX_WORDS // 2))):
+    for text in (nested, deep, "+".join(["samples"] * (MAX_SIGNS // 2))):
         expression = Expression(text, NAMES, KEY)
         assert len(expression.to_json()) < 2 * MAX_CHARS
-        assert abs(expression.of(ones)).tolist() in ([1, 1], [MAX_WORDS // 2] * 2)
+        assert abs(expression.of(ones)).tolist() in ([1, 1], [MAX_SIGNS // 2] * 2)
 
 
 def test_what_is_no_text_is_refused() -> None:

@@ -29,8 +29,8 @@ from penstock.wire.errors import InvalidJob
 from penstock.wire.nearest import hint
 
 MAX_CHARS = 1000
-MAX_WORDS = 200
-"""Numbers, names and signs: this bounds the work, and the depth of the tree that is walked."""
+MAX_SIGNS = 200
+"""Operators, commas and opening parentheses: this bounds the work, and the depth of the tree."""
 
 MAX_NESTED = 20
 """Parentheses that are open at once: a parser that looks for the error in many tries takes long."""
@@ -45,18 +45,11 @@ ALLOWED = (
 _SHOWN = 200
 """Characters of a text, and of a word in it, that a message shows."""
 
-_WORD = re.compile(
-    r"""
-    (?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.]))
-    | (?P<name>[A-Za-z_][A-Za-z0-9_]*(?![\w]))
-    | (?P<sign>\*\*|/(?!/)|[-+*(),])
-    | (?P<space>[ \t\r\n]+)
-    """,
-    re.VERBOSE,
+_OTHER = re.compile(
+    r"//|[^A-Za-z0-9_.()+*/, \t\r\n-]"
+    r"|(?<![\w.])(?=\.?\d)\d*+\.?+\d*+(?:[eE][+-]?\d++)?+[\w.]+"
 )
-
-_OTHER = re.compile(r"//|[\w.]+|.", re.DOTALL)
-"""What stands where no word is, for the message."""
+"""What Python knows and an expression does not have: other signs, and numbers of other forms."""
 
 Float64s: TypeAlias = NDArray[np.float64]
 
@@ -100,8 +93,8 @@ class Expression:
                 key=key,
             )
         self._text, self._allowed = text, names
-        start = self._check_words()
-        self._root = self._parse(start)
+        self._check_bounds()
+        self._root = self._parse()
         self.names = tuple(sorted(_names(self._root)))
         if not self.names:
             raise self._wrong(0, f"it names nothing, so its value is always the same; {self._hint}")
@@ -185,8 +178,8 @@ class Expression:
     def _hint(self) -> str:
         return f"allowed are {ALLOWED}; names are {', '.join(sorted(self._allowed))}"
 
-    def _check_words(self) -> int:
-        """Refuse what is long, nested or of other signs; return where the first word is.
+    def _check_bounds(self) -> None:
+        """Refuse what is long, nested or of other signs.
 
         Before the parser sees it: it has limits of its own, which differ from Python to Python.
         """
@@ -195,37 +188,25 @@ class Expression:
             raise self._wrong(
                 MAX_CHARS, f"it goes on to {len(text)}: give at most {MAX_CHARS} characters"
             )
-        place, count, nested, start = 0, 0, 0, None
-        while place < len(text):
-            word = _WORD.match(text, place)
-            if word is None:
-                other = _OTHER.match(text, place)
-                assert other is not None
-                raise self._wrong(place, f"{_cut(other.group())!r} is not allowed: {self._hint}")
-            if word.lastgroup == "name" and word.group() not in {*self._allowed, *_CHOICES}:
-                near = hint(word.group(), self._allowed)
-                raise self._wrong(place, f"{_cut(word.group())!r} is not known: {near}")
-            if word.lastgroup != "space":
-                start = place if start is None else start
-                count += 1
-                nested += {"(": 1, ")": -1}.get(word.group(), 0)
-                if count > MAX_WORDS:
-                    raise self._wrong(place, f"there are more than {MAX_WORDS} numbers and signs")
-                if nested > MAX_NESTED:
-                    raise self._wrong(
-                        place, f"there are more than {MAX_NESTED} parentheses within each other"
-                    )
-                if nested < 0:
-                    raise self._wrong(place, "a parenthesis is closed that was not opened")
-            place = word.end()
-        if start is None:
-            raise self._wrong(0, f"it ends: {self._hint}")
-        if nested:
-            raise self._wrong(len(text), "it ends, and a parenthesis is open")
-        return start
+        if other := _OTHER.search(text):
+            word = _cut(other.group())
+            raise self._wrong(other.start(), f"{word!r} is not allowed: {self._hint}")
+        signs, nested = 0, 0
+        for place, character in enumerate(text):
+            signs += character in "+-*/(,"
+            nested += {"(": 1, ")": -1}.get(character, 0)
+            if signs > MAX_SIGNS:
+                raise self._wrong(place, f"there are more than {MAX_SIGNS} signs")
+            if nested > MAX_NESTED:
+                raise self._wrong(
+                    place, f"there are more than {MAX_NESTED} parentheses within each other"
+                )
 
-    def _parse(self, start: int) -> _Node:
-        line = _one_line(self._text)[start:].rstrip()
+    def _parse(self) -> _Node:
+        line = _one_line(self._text).rstrip()
+        if not line:
+            raise self._wrong(0, f"it ends: {self._hint}")
+        start = len(line) - len(line := line.lstrip())
         try:
             tree = ast.parse(line, mode="eval")
         except SyntaxError as error:
@@ -245,6 +226,9 @@ class Expression:
                 return self._number(value, place)
             case ast.Name(id=name) if name in self._allowed:
                 return name
+            case ast.Name(id=name) if name not in _CHOICES:
+                near = hint(name, self._allowed)
+                raise self._wrong(place, f"{_cut(name)!r} is not known: {near}")
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return _Operation("-", inner(operand), np.subtract)
             case ast.BinOp(op=ast.Pow(), left=left, right=right):
@@ -263,7 +247,8 @@ class Expression:
                 if len(args) < 2:
                     raise self._wrong(place, f"{name}() has fewer than two values")
                 return _Operation(name, inner(*args), _CHOICES[name])
-            case ast.Call(func=ast.Name(id=name)):
+            case ast.Call(func=ast.Name(id=name) as function) if name not in _CHOICES:
+                inner(function)
                 raise self._wrong(place, f"{name} is called, and only min and max can be")
         raise self._wrong(place, f"something is not allowed: {self._hint}")
 
