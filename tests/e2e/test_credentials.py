@@ -199,7 +199,7 @@ def test_a_new_signature_is_no_other_job(storage: str) -> None:
     both = JsonlSource(signed)
 
     assert first.fingerprint() == other.fingerprint()
-    assert [file.name for file in both.files.files] == ["data.jsonl", "data.jsonl"]
+    assert [file.name for file in both.file_set.files] == ["data.jsonl", "data.jsonl"]
     assert len(both) == 80
 
 

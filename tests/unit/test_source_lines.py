@@ -288,8 +288,8 @@ def test_what_was_found_is_kept_for_the_next_start(
     opened = os.stat(path).st_size
 
     source = JsonlSource(str(path))
-    read = source.files.read
-    monkeypatch.setattr(source.files, "read", lambda *a: reads.append(1) or read(*a))
+    read = source.file_set.read
+    monkeypatch.setattr(source.file_set, "read", lambda *a: reads.append(1) or read(*a))
 
     assert source.identity() == first
     assert reads == []

@@ -46,14 +46,19 @@ def check_whole(
     return value
 
 
-def check_flag(name: str, value: Any) -> bool:
+def check_flag(name: str, value: Any, *, key: str = "") -> bool:
     """Return a parameter that must be true or false.
+
+    Args:
+        name: The parameter.
+        value: What was given.
+        key: Where it is in the job file; empty = by its name.
 
     Raises:
         InvalidJob: It is neither.
     """
     if not isinstance(value, bool):
-        raise InvalidJob(f"{name} is {value!r}: write true or false", key=name)
+        raise InvalidJob(f"{name} is {value!r}: write true or false", key=key or name)
     return value
 
 

@@ -129,7 +129,7 @@ def _further(cls: type[Role]) -> Iterator[Row]:
     """Yield a row for `**arguments`, where the constructor takes any."""
     for parameter in constructor_parameters(cls).values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            meaning = argument_docs(inspect.getdoc(cls)).get(parameter.name, "")
+            meaning = _meanings(cls).get(parameter.name, "")
             yield Row("...", "none", f"Any other parameter. {meaning}")
 
 
@@ -143,7 +143,7 @@ def setting_rows(model: type[BaseModel]) -> Iterator[Row]:
 
 def parameter_rows(cls: type[Role]) -> Iterator[Row]:
     """Yield the parameters of a role, described by its docstring."""
-    meanings = argument_docs(inspect.getdoc(cls))
+    meanings = _meanings(cls)
     for name, parameter in constructor_parameters(cls).items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
@@ -151,6 +151,14 @@ def parameter_rows(cls: type[Role]) -> Iterator[Row]:
         yield Row(
             name, "required" if required else _literal(parameter.default), meanings.get(name, "")
         )
+
+
+def _meanings(cls: type[Role]) -> dict[str, str]:
+    """Return what docstrings say of parameters: that of the class before those of its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        found |= argument_docs(inspect.cleandoc(vars(base).get("__doc__") or ""))
+    return found
 
 
 def _literal(value: Any) -> str:

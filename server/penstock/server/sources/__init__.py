@@ -38,7 +38,7 @@ from penstock.server.roles.base import Source
 from penstock.server.sources.on_demand import BUILTIN_SOURCES, PLACES
 
 if TYPE_CHECKING:
-    from penstock.server.sources.arrow_files import ArrowSource, SavedSource
+    from penstock.server.sources.arrow_files import ArrowSource
     from penstock.server.sources.csv_files import CsvSource
     from penstock.server.sources.hf import HfSource
     from penstock.server.sources.hf_stream import HfStreamSource
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from penstock.server.sources.megatron import MegatronSource
     from penstock.server.sources.meta import MetaSource
     from penstock.server.sources.parquet import ParquetSource
+    from penstock.server.sources.saved import SavedSource
     from penstock.server.sources.tokens import TokensSource
     from penstock.server.sources.torch_dataset import TorchDatasetSource
     from penstock.server.sources.webdataset import WebdatasetSource

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from penstock.wire.errors import InvalidJob, MissingExtra
@@ -98,4 +98,27 @@ def check_columns(columns: Any, existing: Sequence[str], where: str) -> list[str
     return list(dict.fromkeys(columns))
 
 
-__all__ = ["check_columns", "check_indices", "located", "plain_url", "require"]
+def refuse_more_columns(
+    file: str, existing: Sequence[str], known: Collection[str], first: str
+) -> None:
+    """Refuse a file that has more columns than the first one, where all are to be read.
+
+    Raises:
+        InvalidJob: Names them.
+    """
+    if more := [name for name in existing if name not in known]:
+        raise InvalidJob(
+            f"{file} has columns that {first} lacks ({listed(more)}): name those to read with "
+            "columns",
+            key="source.columns",
+        )
+
+
+__all__ = [
+    "check_columns",
+    "check_indices",
+    "located",
+    "plain_url",
+    "refuse_more_columns",
+    "require",
+]

@@ -19,21 +19,21 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.server.core.condition import Condition, Kept, as_text, from_text
 from penstock.server.core.transient import is_transient
+from penstock.server.roles.parameters import KW_ONLY, AtLeast, declared
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_indices
 from penstock.server.sources.cache import BlockCache, Rows, gathered
 from penstock.server.sources.content import ReadAt
-from penstock.server.sources.file_source import FileSource
-from penstock.server.sources.files import LOOKERS, DataFile, FileSet, reading, refusing
+from penstock.server.sources.file_source import Files, FileSource
+from penstock.server.sources.files import LOOKERS, DataFile, reading, refusing
 from penstock.server.usercode.frames import error_line
-from penstock.wire.checks import check_whole
 from penstock.wire.errors import BadItem, InvalidJob, PenstockError
 from penstock.wire.plain import clean_text
 from penstock.wire.resources import usable_cpus
@@ -154,49 +154,45 @@ class Block(NamedTuple):
         )
 
 
+@declared
 class BlockedFiles(FileSource):
     """Items of files that are read a block at a time; each format derives its source from it.
 
     A format says where the blocks of a file lie (`index_of`) and what items a block has
-    (`rows_of`). Its constructor calls `open_files`.
+    (`rows_of`). Its `__post_init__` calls `open_files`.
+
+    Args:
+        block_bytes: About how many bytes are read at once. Smaller blocks mix batches better with
+            fewer in memory, larger ones need fewer requests to a store. Part of the order of items.
     """
 
-    suffixes: ClassVar[tuple[str, ...]]
+    _: KW_ONLY
+    block_bytes: Annotated[int, AtLeast(1)] = BLOCK_BYTES
+
     index_version: ClassVar[int] = 1
     """Raised when `index_of` finds other blocks in the same file, or notes other things."""
 
-    def open_files(
-        self,
-        files: str | Sequence[str],
-        *,
-        cache_bytes: int | None,
-        storage_options: dict[str, Any] | None,
-        decides: Any,
-        what: str = "items",
-    ) -> None:
+    def open_files(self, files: Files, what: str, *decides: Any) -> None:
         """Find the files, and where the blocks in them lie.
 
         Args:
-            files: As of the constructor.
-            cache_bytes: As of the constructor.
-            storage_options: As of the constructor.
-            decides: The parameters that decide where blocks lie, JSON-able.
+            files: What names them.
             what: What the items are called, for messages.
+            decides: What decides where blocks lie, JSON-able.
 
         Raises:
             InvalidJob: No file matches, or one of them is not of the format, or all are empty.
             SourceUnavailable: A file cannot be read at the moment.
         """
-        found = FileSet(files, suffix=self.suffixes, storage_options=storage_options)
-        self.take_files(found, cache_bytes)
+        self.find_files(files)
         self._fact = f"{self.type_name} {self.index_version} {json.dumps(decides)}"
         self._lock = threading.Lock()
         self._cache: BlockCache[Rows] = BlockCache(
-            KEPT_BYTES if cache_bytes is None else cache_bytes
+            KEPT_BYTES if self.cache_bytes is None else self.cache_bytes
         )
         self.keeps_read_blocks = False
         self._looked: list[DataFile] = []
-        self.files.map(self._watch, self.files.files)
+        self.file_set.map(self._watch, self.file_set.files)
         self.shards = self.data_files()
         self.indexes = self._open_indexes()
         self._blocks = [
@@ -234,11 +230,11 @@ class BlockedFiles(FileSource):
 
     def data_files(self) -> list[DataFile]:
         """Return the files that hold items, in order; by default all."""
-        return self.files.files
+        return self.file_set.files
 
     def read_block(self, block: Block) -> bytes:
         """Return the bytes of a block, for `rows_of`."""
-        return self.files.read(block.file, block.start, block.stop)
+        return self.file_set.read(block.file, block.start, block.stop)
 
     # --- what a source does ---
 
@@ -319,11 +315,11 @@ class BlockedFiles(FileSource):
         block, found = 0, []
         for file, index in zip(self.shards, self.indexes, strict=True):
             blocks, block = range(block, block + len(index.items)), block + len(index.items)
-            text = self.files.known(file, fact)
+            text = self.file_set.known(file, fact)
             if text is None:
                 kept = [self._kept_of(where, number) for number in blocks]
                 text = as_text(np.concatenate([np.ones(0, bool), *kept]))
-                self.files.note(file, fact, text)
+                self.file_set.note(file, fact, text)
                 self._looked.append(file)
             found.append(from_text(text, sum(index.items)))
         return Kept.of(np.concatenate(found))
@@ -389,7 +385,7 @@ class BlockedFiles(FileSource):
             file.path: hashlib.sha256(json.dumps(index).encode()).hexdigest()
             for file, index in zip(self.shards, self.indexes, strict=True)
         }
-        fingerprint = self.files.fingerprint(lambda file: known.get(file.path, ""), self._looked)
+        fingerprint = self.file_set.fingerprint(lambda file: known.get(file.path, ""), self._looked)
         self._looked.clear()
         return fingerprint
 
@@ -402,7 +398,7 @@ class BlockedFiles(FileSource):
 
     def _watch(self, file: DataFile) -> None:
         with refusing(file):
-            self.files.watch(file)
+            self.file_set.watch(file)
 
     def noted(self, file: DataFile, fact: str, look: Callable[[DataFile], Any]) -> Any:
         """Return what is known of a file; at the first time, what a look at it gives.
@@ -411,28 +407,28 @@ class BlockedFiles(FileSource):
             InvalidJob: It is not of the format.
             SourceUnavailable: It cannot be read at the moment.
         """
-        if (known := self.files.known(file, fact)) is not None:
+        if (known := self.file_set.known(file, fact)) is not None:
             return known
         try:
             with refusing(file):
                 found = look(file)
         except RecordTooLong as error:
             raise InvalidJob(f"{file.path}: {error}", key="source.files") from None
-        self.files.note(file, fact, found)
+        self.file_set.note(file, fact, found)
         self._looked.append(file)
         return found
 
     def _open_indexes(self) -> list[FileIndex]:
         """Return the index of every file: as it was noted, else by a pass over the file."""
-        unknown = [file for file in self.shards if self.files.known(file, self._fact) is None]
+        unknown = [file for file in self.shards if self.file_set.known(file, self._fact) is None]
         total, done, started = sum(file.size for file in unknown), 0, time.monotonic()
         saved = started
-        with ThreadPoolExecutor(usable_cpus() if self.files.is_local else LOOKERS) as pool:
+        with ThreadPoolExecutor(usable_cpus() if self.file_set.is_local else LOOKERS) as pool:
             found = pool.map(lambda f: self.noted(f, self._fact, self.index_of), unknown)
             for file, _ in zip(unknown, found, strict=True):
                 done += file.size
                 if time.monotonic() - saved > _SAVE_S:  # a start that is killed goes on from here
-                    self.files.remember(list(self._looked))
+                    self.file_set.remember(list(self._looked))
                     saved = time.monotonic()
                     logger.info(
                         "looking for the items of %s files: %d of %d MB read",
@@ -440,21 +436,21 @@ class BlockedFiles(FileSource):
                         done // 10**6,
                         total // 10**6,
                     )
-        return [FileIndex(*self.files.known(file, self._fact)) for file in self.shards]
+        return [FileIndex(*self.file_set.known(file, self._fact)) for file in self.shards]
 
 
 class RowFiles(BlockedFiles):
     """Files of rows that are dicts, all with the same columns.
 
     Attributes:
-        columns: The columns that are read.
+        names: The columns that are read.
     """
 
-    columns: list[str]
+    names: list[str]
 
     def has_heads(self, columns: Sequence[str] | None) -> bool:
         """Tell whether these are some of the columns that are read, and not all."""
-        return columns is not None and set(columns) < set(self.columns)
+        return columns is not None and set(columns) < set(self.names)
 
     def heads(
         self, indices: Sequence[int], columns: Sequence[str] | None = None
@@ -509,15 +505,6 @@ def cut(
         start += end or len(data)
 
 
-def check_block_bytes(block_bytes: int) -> None:
-    """Refuse blocks of less than a byte.
-
-    Raises:
-        InvalidJob: They are not a whole number of bytes of at least 1.
-    """
-    check_whole("block_bytes", block_bytes, 1, key="source.block_bytes")
-
-
 __all__ = [
     "BLOCK_BYTES",
     "KEPT_BYTES",
@@ -525,6 +512,5 @@ __all__ = [
     "BlockedFiles",
     "FileIndex",
     "RowFiles",
-    "check_block_bytes",
     "cut",
 ]

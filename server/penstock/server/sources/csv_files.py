@@ -10,17 +10,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from penstock.server.roles.parameters import KW_ONLY, declared
 from penstock.server.sources.access import check_columns, require
 from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.blocked import (
-    BLOCK_BYTES,
     Block,
     FileIndex,
     RowFiles,
-    check_block_bytes,
     cut,
 )
 from penstock.server.sources.cache import Rows
+from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
 from penstock.server.usercode.frames import error_line
@@ -37,6 +37,7 @@ TYPES = {"text": "string", "int": "int64", "float": "double", "bool": "bool"}
 """The types of columns, with Arrow's names."""
 
 
+@declared
 class CsvSource(RowFiles):
     """The rows of CSV files as dicts, read by Arrow.
 
@@ -51,13 +52,6 @@ class CsvSource(RowFiles):
         delimiter: What separates values: one character.
         types: The types of columns that are not to be found out, by name: `text`, `int`, `float` or
             `bool`. `text` keeps numbers as they are written, such as `007`.
-        block_bytes: About how many bytes are read and decoded at once. Smaller blocks mix batches
-            better with fewer in memory, larger ones need fewer requests to a store. Part of the
-            order of items.
-        cache_bytes: The most bytes of decoded blocks that one worker keeps. None = as many as its
-            reading groups draw from. It changes no batch.
-        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
-            change no batch.
 
     Raises:
         InvalidJob: No file matches, columns differ, a row has another number of values, no rows.
@@ -69,35 +63,25 @@ class CsvSource(RowFiles):
     version: ClassVar[int | str | None] = 1
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv")
 
-    def __init__(
-        self,
-        files: str | Sequence[str],
-        columns: Sequence[str] | None = None,
-        *,
-        delimiter: str = ",",
-        types: Mapping[str, str] | None = None,
-        block_bytes: int = BLOCK_BYTES,
-        cache_bytes: int | None = None,
-        storage_options: dict[str, Any] | None = None,
-    ) -> None:
-        check_block_bytes(block_bytes)
-        if len(delimiter) != 1 or delimiter in '"\r\n':
+    files: Files
+    columns: Sequence[str] | None = None
+    _: KW_ONLY
+    delimiter: str = ","
+    types: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
             raise InvalidJob(
-                f"delimiter is {delimiter!r}: give one character, such as ',' or '\\t'",
+                f"delimiter is {self.delimiter!r}: give one character, such as ',' or '\\t'",
                 key="source.delimiter",
             )
-        for name, kind in (types or {}).items():
+        asked = self.types or {}
+        for name, kind in asked.items():
             check_choice(f"types.{name}", kind, tuple(TYPES), key="source.types")
-        self._asked = dict(types or {})
-        self._delimiter, self._block_bytes = delimiter, block_bytes
         self._arrow = require("pyarrow")
         self._csv = require("pyarrow.csv")
         self.open_files(
-            files,
-            cache_bytes=cache_bytes,
-            storage_options=storage_options,
-            decides=[delimiter, block_bytes, self._arrow.__version__],
-            what="rows",
+            self.files, "rows", self.delimiter, self.block_bytes, self._arrow.__version__
         )
         first = list(self.indexes[0].more)
         for file, index in zip(self.shards, self.indexes, strict=True):
@@ -108,16 +92,16 @@ class CsvSource(RowFiles):
                     "same columns",
                     key="source.files",
                 )
-        check_columns(list(types) if types else None, first, self.shards[0].name)
-        self.columns = check_columns(columns, first, self.shards[0].name)
-        self.types = {
-            name: (types or {}).get(name) or _common({index.more[name] for index in self.indexes})
+        check_columns(list(asked) or None, first, self.shards[0].name)
+        self.names = check_columns(self.columns, first, self.shards[0].name)
+        self._kinds = {
+            name: asked.get(name) or _common({index.more[name] for index in self.indexes})
             for name in first
         }
 
     def columns_of_items(self) -> dict[str, str]:
         """Return the columns with their types."""
-        return {name: TYPES[self.types[name]] for name in self.columns}
+        return {name: TYPES[self._kinds[name]] for name in self.names}
 
     def index_of(self, file: DataFile) -> FileIndex:
         """Return blocks of whole rows, with the columns and the types of what is in them.
@@ -125,11 +109,11 @@ class CsvSource(RowFiles):
         Raises:
             InvalidJob: It has no header, or a row has another number of values.
         """
-        read_at = self.files.from_start_to_end(file)
+        read_at = self.file_set.from_start_to_end(file)
         names, start = self._header(file, read_at(0, min(file.size, _HEAD_BYTES)))
         seen: dict[str, set[str]] = {name: set() for name in names}
         index, line = FileIndex.empty(), 1 + read_at(0, start).count(b"\n")
-        for place, data in cut(read_at, start, file.size, self._block_bytes, _last_row_end):
+        for place, data in cut(read_at, start, file.size, self.block_bytes, _last_row_end):
             table = self._table(file, data, line, names, None)
             for name in names:
                 seen[name].add(_kind(table.schema.field(name).type))
@@ -141,10 +125,10 @@ class CsvSource(RowFiles):
 
     def rows_of(self, block: Block, data: bytes) -> Rows:
         """Return the rows of a block, decoded."""
-        types = {name: TYPES[kind] for name, kind in self.types.items()}
+        types = {name: TYPES[kind] for name, kind in self._kinds.items()}
         names = list(block.layout.more)
         table = self._table(block.file, data, block.first, names, types)
-        return ArrowRows(table.select(self.columns), block.bad_value)
+        return ArrowRows(table.select(self.names), block.bad_value)
 
     def _header(self, file: DataFile, head: bytes) -> tuple[list[str], int]:
         """Return the names of the columns, and where the first row starts."""
@@ -160,7 +144,7 @@ class CsvSource(RowFiles):
                 key="source.files",
             ) from None
         try:
-            names = next(csv.reader([text.strip("\r\n")], delimiter=self._delimiter), [])
+            names = next(csv.reader([text.strip("\r\n")], delimiter=self.delimiter), [])
         except csv.Error as error:
             raise InvalidJob(
                 f"{file.path}: the first row is not one of CSV ({error_line(error, 300)}): it must "
@@ -207,7 +191,7 @@ class CsvSource(RowFiles):
                     use_threads=False, block_size=len(data) + 1, column_names=list(names)
                 ),
                 parse_options=module.ParseOptions(
-                    delimiter=self._delimiter, newlines_in_values=True
+                    delimiter=self.delimiter, newlines_in_values=True
                 ),
                 convert_options=module.ConvertOptions(
                     column_types=kinds,
@@ -229,15 +213,15 @@ class CsvSource(RowFiles):
             line += data.count(b"\n", 0, starts[at])
         counts = re.search(r"Expected (\d+) columns, got (\d+)", said)
         what = f"has {counts[2]} values and the header names {counts[1]}" if counts else f"({said})"
-        if self._asked and "conversion error" in said:
-            asked = ", ".join(f"{name}: {kind}" for name, kind in self._asked.items())
+        if self.types and "conversion error" in said:
+            asked = ", ".join(f"{name}: {kind}" for name, kind in self.types.items())
             return InvalidJob(
                 f"{file.path}: line {line} {what}: correct the value, or give its column another "
                 f"type than in types: {{{asked}}}",
                 key="source.types",
             )
         return InvalidJob(
-            f"{file.path}: line {line} {what}: correct the line (a value with {self._delimiter!r}, "
+            f"{file.path}: line {line} {what}: correct the line (a value with {self.delimiter!r}, "
             'a quote or a line end in it is put in "quotes", with its own quotes doubled), or name '
             "another delimiter",
             key="source.files",

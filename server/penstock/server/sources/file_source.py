@@ -3,31 +3,54 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from penstock.server.roles.base import IndexedSource
+from penstock.server.roles.parameters import KW_ONLY, declared
 from penstock.server.sources.catalog import Catalog
 from penstock.server.sources.files import FileSet
 
+Files = str | Sequence[str]
+"""What names the files of a source."""
 
+
+@declared
 class FileSource(IndexedSource):
     """Items of a set of files.
 
-    A subclass finds the files in its constructor, which calls `take_files`.
+    A subclass finds them in its `__post_init__`, which calls `find_files`.
+
+    Args:
+        cache_bytes: The most bytes of blocks that one worker keeps in memory. None = as many as its
+            reading groups draw from. A smaller bound saves memory, and blocks are then read and
+            decoded again and again. It changes no batch.
+        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
+            change no batch.
 
     Attributes:
-        files: The files.
-        cache_bytes: The most bytes of decoded blocks that one worker keeps; None = as many as are
-            needed.
+        file_set: The files.
     """
 
+    section: ClassVar[str] = "source"
+    suffixes: ClassVar[tuple[str, ...]]
     gives_fresh_items: ClassVar[bool] = True
     may_read_ahead: ClassVar[bool] = True
     path_params: ClassVar[tuple[str, ...]] = ("files",)
 
-    def take_files(self, files: FileSet, cache_bytes: int | None) -> None:
-        """Keep the files that were found, and the bound on what is kept of them."""
-        self.files, self.cache_bytes = files, cache_bytes
+    _: KW_ONLY
+    cache_bytes: int | None = None
+    storage_options: dict[str, Any] | None = None
+
+    def find_files(self, patterns: Files, *, key: str = "source.files") -> None:
+        """Find the files that patterns name; in a folder those that end in `suffixes`.
+
+        Raises:
+            InvalidJob, MissingExtra, SourceUnavailable: As `FileSet`.
+        """
+        self.file_set = FileSet(
+            patterns, suffix=self.suffixes, storage_options=self.storage_options, key=key
+        )
         self._read_bytes = 0
         # A lock of its own: asking what was read must not wait for what is being read.
         self._counting = threading.Lock()
@@ -50,11 +73,11 @@ class FileSource(IndexedSource):
         Raises:
             SourceChanged: Names the file.
         """
-        self.files.check_all()
+        self.file_set.check_all()
 
     def hand_over(self) -> list[Catalog]:
         """Return what is known of the files, for the workers of this node."""
-        return [self.files.hand_over()]
+        return [self.file_set.hand_over()]
 
     def count_read(self, nbytes: int) -> None:
         """Count bytes that were read from storage, as they lie there."""
@@ -68,4 +91,4 @@ class FileSource(IndexedSource):
         return count
 
 
-__all__ = ["FileSource"]
+__all__ = ["FileSource", "Files"]

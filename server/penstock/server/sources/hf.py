@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import IndexedSource
+from penstock.server.roles.parameters import declared
 from penstock.server.sources.access import check_columns, check_indices, plain_url, require
 from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.catalog import Catalog, catalog_key, local_stamp, open_catalog
@@ -38,6 +39,7 @@ MAX_REASON = 300
 """Characters of what the library says in an error: it may list every column of a file."""
 
 
+@declared
 class HfSource(IndexedSource):
     """The rows of a dataset that Hugging Face `datasets` opens, without the hub.
 
@@ -68,45 +70,50 @@ class HfSource(IndexedSource):
     gives_fresh_items: ClassVar[bool] = True
     may_read_ahead: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        path: str,
-        data_files: DataFiles | None = None,
-        split: str | None = None,
-        name: str | None = None,
-        columns: Sequence[str] | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> None:
+    path: str
+    data_files: DataFiles | None = None
+    split: str | None = None
+    name: str | None = None
+    columns: Sequence[str] | None = None
+    options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
         datasets = require("datasets")
-        self._builder = builder_name(path, data_files)
+        self._builder = builder_name(self.path, self.data_files)
         self._catalog = open_catalog(
-            catalog_key("hf", os.path.abspath(path), plain_files(data_files), name, options)
+            catalog_key(
+                "hf",
+                os.path.abspath(self.path),
+                plain_files(self.data_files),
+                self.name,
+                self.options,
+            )
         )
-        self.split: str | None
+        self._split: str | None
         self._hashed: list[HashedFile] | None
-        with quietly(datasets, path, data_files, self._builder):
-            if self._builder is None and _is_saved(path):
-                saved = datasets.load_from_disk(path)
-                self.split, dataset = _saved_split(datasets, path, saved, split)
+        with quietly(datasets, self.path, self.data_files, self._builder):
+            if self._builder is None and _is_saved(self.path):
+                saved = datasets.load_from_disk(self.path)
+                self._split, dataset = _saved_split(datasets, self.path, saved, self.split)
                 self._files = [Path(file["filename"]) for file in dataset.cache_files]
                 self._hashed = None
-                self._root = Path(path)
+                self._root = Path(self.path)
             else:
                 builder = load_builder(
                     datasets,
-                    self._builder or path,
-                    name,
-                    data_files=plain_files(data_files),
-                    **(options or {}),
+                    self._builder or self.path,
+                    self.name,
+                    data_files=plain_files(self.data_files),
+                    **(self.options or {}),
                 )
                 found = builder.config.data_files or {}
                 by_split = {str(key): list(files) for key, files in found.items()}
-                self.split, chosen = choose_splits(path, split, list(by_split))
+                self._split, chosen = choose_splits(self.path, self.split, list(by_split))
                 self._files = [_local(file) for key in chosen for file in by_split[key]]
                 if not self._files:
                     raise InvalidJob(
-                        f"no file matches {data_files or path!r}: check the path; in a job file it "
-                        "is relative to the job file",
+                        f"no file matches {self.data_files or self.path!r}: check the path; in a "
+                        "job file it is relative to the job file",
                         key="source.data_files",
                     )
                 for file in self._files if self._builder == "json" else ():
@@ -119,17 +126,17 @@ class HfSource(IndexedSource):
                 self._hashed = [file for key in chosen for file in hashed[key]]
                 self._catalog.save(os.path.abspath(f.path) for s in hashed.values() for f in s)
                 prepare(datasets, builder, hashed)
-                dataset = builder.as_dataset(self.split)
-        self.columns = check_columns(columns, dataset.column_names, path)
+                dataset = builder.as_dataset(self._split)
+        self.names = check_columns(self.columns, dataset.column_names, self.path)
         self._media = [
-            column for column in self.columns if hasattr(dataset.features[column], "decode")
+            column for column in self.names if hasattr(dataset.features[column], "decode")
         ]
         self._every = dataset.with_format("arrow")
-        self._dataset = self._every.select_columns(self.columns)
+        self._dataset = self._every.select_columns(self.names)
         schema = dataset.features.arrow_schema
         self._texts = {
             column: decode
-            for column in self.columns
+            for column in self.names
             if (decode := json_decoder(schema.field(column).type)) is not None
         }
         self._mapped = [os.path.abspath(file["filename"]) for file in dataset.cache_files]
@@ -161,14 +168,14 @@ class HfSource(IndexedSource):
         """
         if columns is None or not self.has_heads(columns):
             return self.fetch(indices)
-        chosen = [name for name in self.columns if name in columns]
+        chosen = [name for name in self.names if name in columns]
         if self._heads is None or self._heads[0] != chosen:
             self._heads = chosen, self._dataset.select_columns(chosen)
         return self._rows(self._heads[1], indices)
 
     def has_heads(self, columns: Sequence[str] | None) -> bool:
         """Tell whether these are some of the columns that are read, and not all."""
-        return columns is not None and set(columns) < set(self.columns)
+        return columns is not None and set(columns) < set(self.names)
 
     def has_column(self, name: str) -> bool:
         """Tell whether the dataset has this column, whether or not it is read into items."""
@@ -227,13 +234,13 @@ class HfSource(IndexedSource):
     def columns_of_items(self) -> dict[str, str]:
         """Return the columns, with the types that their values are stored in."""
         schema = self._dataset.features.arrow_schema
-        return {name: str(schema.field(name).type) for name in self.columns}
+        return {name: str(schema.field(name).type) for name in self.names}
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes, with the resolved builder and split."""
         parameters = super().parameters()
-        if self.split is not None:
-            parameters["split"] = self.split
+        if self._split is not None:
+            parameters["split"] = self._split
         if self._builder is not None:
             parameters["builder"] = self._builder
         return parameters

@@ -11,10 +11,12 @@ import numpy as np
 
 from penstock.server.core.copies import own_copy
 from penstock.server.roles.base import IndexedSource, RawItem
+from penstock.server.roles.parameters import declared
 from penstock.server.sources.access import check_indices
 from penstock.wire.errors import InvalidJob
 
 
+@declared
 class ItemsSource(IndexedSource):
     """The items of a list. Every fetch gives copies: a processor may change what it is given.
 
@@ -30,12 +32,14 @@ class ItemsSource(IndexedSource):
     version: ClassVar[int | str | None] = 1
     gives_fresh_items: ClassVar[bool] = True
 
-    def __init__(self, items: Sequence[RawItem]) -> None:
-        if isinstance(items, (str, bytes)) or not isinstance(items, Sequence):
+    items: Sequence[RawItem]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.items, (str, bytes)) or not isinstance(self.items, Sequence):
             raise InvalidJob(
-                f"items is of type {type(items).__name__}: give a list", key="source.items"
+                f"items is of type {type(self.items).__name__}: give a list", key="source.items"
             )
-        self._items = list(items)
+        self._items = list(self.items)
 
     def __len__(self) -> int:
         return len(self._items)

@@ -9,16 +9,16 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.server.roles.parameters import declared
 from penstock.server.sources.access import check_columns
 from penstock.server.sources.blocked import (
-    BLOCK_BYTES,
     Block,
     BlockedFiles,
     FileIndex,
-    check_block_bytes,
     cut,
 )
 from penstock.server.sources.cache import Rows
+from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
 from penstock.server.sources.lines import json_value
@@ -84,6 +84,7 @@ def _unescaped(data: bytes, quotes: NDArray[np.int64]) -> NDArray[np.int64]:
     return found
 
 
+@declared
 class JsonSource(BlockedFiles):
     """The elements of JSON files, each of which is one array.
 
@@ -95,12 +96,6 @@ class JsonSource(BlockedFiles):
         files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
         columns: Which keys of the values to keep, in this order; one that a value lacks is None.
             None = all.
-        block_bytes: About how many bytes are read at once. Smaller blocks mix batches better with
-            fewer in memory, larger ones need fewer requests to a store. Part of the order of items.
-        cache_bytes: The most bytes of blocks that one worker keeps. None = as many as its reading
-            groups draw from. It changes no batch.
-        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
-            change no batch.
 
     Raises:
         InvalidJob: No file matches, a file is not an array, no elements.
@@ -112,29 +107,18 @@ class JsonSource(BlockedFiles):
     version: ClassVar[int | str | None] = 1
     suffixes: ClassVar[tuple[str, ...]] = (".json",)
 
-    def __init__(
-        self,
-        files: str | Sequence[str],
-        columns: Sequence[str] | None = None,
-        *,
-        block_bytes: int = BLOCK_BYTES,
-        cache_bytes: int | None = None,
-        storage_options: dict[str, Any] | None = None,
-    ) -> None:
-        check_block_bytes(block_bytes)
-        self.columns = None if columns is None else check_columns(columns, columns, "it")
-        self._block_bytes = block_bytes
-        self.open_files(
-            files,
-            cache_bytes=cache_bytes,
-            storage_options=storage_options,
-            decides=[block_bytes],
-            what="elements",
+    files: Files
+    columns: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        self.names = (
+            None if self.columns is None else check_columns(self.columns, self.columns, "it")
         )
+        self.open_files(self.files, "elements", self.block_bytes)
 
     def columns_of_items(self) -> dict[str, str] | None:
         """Return the columns that were asked for; None = whatever the values have."""
-        return None if self.columns is None else dict.fromkeys(self.columns, "")
+        return None if self.names is None else dict.fromkeys(self.names, "")
 
     def index_of(self, file: DataFile) -> FileIndex:
         """Return blocks of whole elements.
@@ -142,7 +126,7 @@ class JsonSource(BlockedFiles):
         Raises:
             InvalidJob: It is not one JSON array.
         """
-        read_at = self.files.from_start_to_end(file)
+        read_at = self.file_set.from_start_to_end(file)
         start = _first_element(file, read_at(0, min(file.size, 1 << 16)))
         index, element, seen = FileIndex.empty(), 0, TopLevel(np.empty(0, np.int64), None)
 
@@ -153,7 +137,7 @@ class JsonSource(BlockedFiles):
                 return closing + 1
             return int(commas[-1]) + 1 if len(commas) and not is_last else 0
 
-        for place, data in cut(read_at, start, file.size, self._block_bytes, end_of):
+        for place, data in cut(read_at, start, file.size, self.block_bytes, end_of):
             if seen.end is None and place + len(data) == file.size:
                 raise InvalidJob(
                     f"{file.path} ends within its array, in element "
@@ -172,7 +156,7 @@ class JsonSource(BlockedFiles):
 
     def rows_of(self, block: Block, data: bytes) -> Rows:
         """Return the elements of a block; they are parsed when they are asked for."""
-        return _Elements(block, data, self.columns)
+        return _Elements(block, data, self.names)
 
 
 def _count(data: bytes, seen: TopLevel) -> int:

@@ -6,25 +6,24 @@ import json
 from abc import abstractmethod
 from codecs import BOM_UTF8
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.server.roles.parameters import OneOf, declared
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_columns
 from penstock.server.sources.blocked import (
-    BLOCK_BYTES,
     Block,
     BlockedFiles,
     FileIndex,
-    check_block_bytes,
     cut,
 )
 from penstock.server.sources.cache import Rows
+from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
-from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob
 
 _BLANK = frozenset(b" \t\r\v\f")
@@ -72,11 +71,9 @@ def last_line_end(data: bytes, is_last: bool) -> int:
 class LineFiles(BlockedFiles):
     """Files of lines, cut into blocks at the ends of lines."""
 
-    block_bytes: int
-
     def index_of(self, file: DataFile) -> FileIndex:
         """Return blocks of whole lines."""
-        read_at = self.files.from_start_to_end(file)
+        read_at = self.file_set.from_start_to_end(file)
         refuse_other_kinds(file, read_at(0, min(FIRST_BYTES, file.size)))
         index, line = FileIndex.empty(), 1
         for start, data in cut(read_at, 0, file.size, self.block_bytes, self.end_of):
@@ -100,6 +97,7 @@ def without_mark(block: Block, data: bytes) -> bytes:
     return data[len(BOM_UTF8) :] if block.start == 0 and data.startswith(BOM_UTF8) else data
 
 
+@declared
 class JsonlSource(LineFiles):
     """The lines of JSON Lines files, each a JSON value; blank lines are skipped.
 
@@ -111,13 +109,6 @@ class JsonlSource(LineFiles):
         files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
         columns: Which keys of the values to keep, in this order; one that a value lacks is None.
             None = all.
-        block_bytes: About how many bytes are read at once. Smaller blocks mix batches better with
-            fewer in memory, larger ones need fewer requests to a store. Part of the order of items.
-        cache_bytes: The most bytes of blocks that one worker keeps. None = as many as its reading
-            groups draw from. A smaller bound saves memory, and blocks are then read again and
-            again. It changes no batch.
-        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
-            change no batch.
 
     Raises:
         InvalidJob: No file matches, a file is compressed, no lines.
@@ -129,29 +120,18 @@ class JsonlSource(LineFiles):
     version: ClassVar[int | str | None] = 1
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson", ".json")
 
-    def __init__(
-        self,
-        files: str | Sequence[str],
-        columns: Sequence[str] | None = None,
-        *,
-        block_bytes: int = BLOCK_BYTES,
-        cache_bytes: int | None = None,
-        storage_options: dict[str, Any] | None = None,
-    ) -> None:
-        check_block_bytes(block_bytes)
-        self.columns = None if columns is None else check_columns(columns, columns, "it")
-        self.block_bytes = block_bytes
-        self.open_files(
-            files,
-            cache_bytes=cache_bytes,
-            storage_options=storage_options,
-            decides=[block_bytes],
-            what="lines",
+    files: Files
+    columns: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        self.names = (
+            None if self.columns is None else check_columns(self.columns, self.columns, "it")
         )
+        self.open_files(self.files, "lines", self.block_bytes)
 
     def columns_of_items(self) -> dict[str, str] | None:
         """Return the columns that were asked for; None = whatever the values have."""
-        return None if self.columns is None else dict.fromkeys(self.columns, "")
+        return None if self.names is None else dict.fromkeys(self.names, "")
 
     def index_of(self, file: DataFile) -> FileIndex:
         """Return blocks of whole lines.
@@ -159,7 +139,7 @@ class JsonlSource(LineFiles):
         Raises:
             InvalidJob: It is a JSON array, or not UTF-8.
         """
-        head = self.files.read(file, 0, min(max(self.block_bytes, FIRST_BYTES), file.size))
+        head = self.file_set.read(file, 0, min(max(self.block_bytes, FIRST_BYTES), file.size))
         refuse_other_kinds(file, head[:FIRST_BYTES])
         if _is_array(head, file.size):
             raise InvalidJob(
@@ -178,7 +158,7 @@ class JsonlSource(LineFiles):
         data = without_mark(block, data)
         lines = lines_of(data)
         rows = np.flatnonzero(~blank_lines(data, lines))
-        return _JsonLines(block, data, lines, rows, self.columns)
+        return _JsonLines(block, data, lines, rows, self.names)
 
 
 def _is_array(head: bytes, size: int) -> bool:
@@ -249,6 +229,7 @@ def json_value(block: Block, what: str, text: bytes, columns: Sequence[str] | No
 SAMPLE_BY = ("line", "paragraph", "document")
 
 
+@declared
 class TextSource(LineFiles):
     """Text files in UTF-8: each line, paragraph or file is an item `{"text": ...}`.
 
@@ -256,12 +237,6 @@ class TextSource(LineFiles):
         files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
         sample_by: What an item is: a `line`, empty ones too; a `paragraph`, the lines up to a blank
             one; or a `document`, a whole file.
-        block_bytes: About how many bytes are read at once. Smaller blocks mix batches better with
-            fewer in memory, larger ones need fewer requests to a store. Part of the order of items.
-        cache_bytes: The most bytes of blocks that one worker keeps. None = as many as its reading
-            groups draw from. It changes no batch.
-        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
-            change no batch.
 
     Raises:
         InvalidJob: No file matches, a file is compressed, no text.
@@ -273,25 +248,11 @@ class TextSource(LineFiles):
     version: ClassVar[int | str | None] = 1
     suffixes: ClassVar[tuple[str, ...]] = (".txt", ".text", ".md")
 
-    def __init__(
-        self,
-        files: str | Sequence[str],
-        sample_by: str = "line",
-        *,
-        block_bytes: int = BLOCK_BYTES,
-        cache_bytes: int | None = None,
-        storage_options: dict[str, Any] | None = None,
-    ) -> None:
-        check_choice("sample_by", sample_by, SAMPLE_BY, key="source.sample_by")
-        check_block_bytes(block_bytes)
-        self.block_bytes, self.sample_by = block_bytes, sample_by
-        self.open_files(
-            files,
-            cache_bytes=cache_bytes,
-            storage_options=storage_options,
-            decides=[sample_by, block_bytes],
-            what="text",
-        )
+    files: Files
+    sample_by: Annotated[str, OneOf(SAMPLE_BY)] = "line"
+
+    def __post_init__(self) -> None:
+        self.open_files(self.files, "text", self.sample_by, self.block_bytes)
 
     def columns_of_items(self) -> dict[str, str]:
         """Return the only key of the items."""
@@ -305,7 +266,7 @@ class TextSource(LineFiles):
         """Return blocks of whole lines, or of whole paragraphs, or the whole file."""
         if self.sample_by != "document":
             return super().index_of(file)
-        refuse_other_kinds(file, self.files.read(file, 0, min(FIRST_BYTES, file.size)))
+        refuse_other_kinds(file, self.file_set.read(file, 0, min(FIRST_BYTES, file.size)))
         index = FileIndex.empty()
         index.add(0, file.size, 1, first=1)
         return index

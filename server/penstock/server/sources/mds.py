@@ -13,15 +13,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.server.roles.parameters import declared
 from penstock.server.sources.access import check_columns, require
 from penstock.server.sources.blocked import (
-    BLOCK_BYTES,
     Block,
     BlockedFiles,
     FileIndex,
-    check_block_bytes,
 )
 from penstock.server.sources.cache import Rows
+from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile, refusing
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
@@ -55,6 +55,7 @@ _SNAPPY_RATIO = 64  # three bytes of snappy stand for 64 at most
 _PIECE_BYTES = 16 << 20
 
 
+@declared
 class MdsSource(BlockedFiles):
     """The samples of MDS shards, as `streaming.MDSWriter` writes them, with their `index.json`.
 
@@ -71,10 +72,6 @@ class MdsSource(BlockedFiles):
         block_bytes: About how many bytes of a shard without compression are read at once. Smaller
             blocks mix batches better with fewer in memory, larger ones need fewer requests to a
             store. Part of the order of items.
-        cache_bytes: The most bytes of blocks that one worker keeps. None = as many as its reading
-            groups draw from. It changes no batch.
-        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
-            change no batch.
 
     Raises:
         InvalidJob: There is no index, a shard is missing or damaged, an encoding is not known.
@@ -89,48 +86,39 @@ class MdsSource(BlockedFiles):
         _INDEX, ".mds", *(f".mds.{name}" for name in _COMPRESSIONS)
     )  # fmt: skip
 
-    def __init__(
-        self,
-        files: str | Sequence[str],
-        columns: Sequence[str] | None = None,
-        *,
-        block_bytes: int = BLOCK_BYTES,
-        cache_bytes: int | None = None,
-        storage_options: dict[str, Any] | None = None,
-    ) -> None:
-        check_block_bytes(block_bytes)
-        self._block_bytes = block_bytes
+    files: Files
+    columns: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
         self._shards: dict[str, dict[str, Any]] = {}
         self._decoders: dict[str, Decoder] = {}
-        given = [files] if isinstance(files, str) else list(files)
+        given = [self.files] if isinstance(self.files, str) else self.files
         self.open_files(
             [posixpath.dirname(name) or "." if name.endswith(_INDEX) else name for name in given],
-            cache_bytes=cache_bytes,
-            storage_options=storage_options,
-            decides=[block_bytes],
-            what="samples",
+            "samples",
+            self.block_bytes,
         )
         first = self.shards[0]
         existing = self._shards[first.path]["column_names"]
-        self.columns = check_columns(columns, existing, first.name)
+        self.names = check_columns(self.columns, existing, first.name)
         for file in self.shards:
             named = self._shards[file.path]
-            check_columns(self.columns, named["column_names"], file.name)
+            check_columns(self.names, named["column_names"], file.name)
             for name, encoding in zip(
                 named["column_names"], named["column_encodings"], strict=True
             ):
-                if name in self.columns and encoding not in self._decoders:
+                if name in self.names and encoding not in self._decoders:
                     self._decoders[encoding] = decoder_of(encoding, name, file.path)
 
     def data_files(self) -> list[DataFile]:
         """Return the shards that the indexes name, in their order, each once."""
-        indexes = [file for file in self.files.files if posixpath.basename(file.name) == _INDEX]
+        indexes = [file for file in self.file_set.files if posixpath.basename(file.name) == _INDEX]
         if not indexes:
             raise InvalidJob(
                 f"there is no {_INDEX} beside the shards: name the folder that MDSWriter wrote",
                 key="source.files",
             )
-        by_path = {file.path: file for file in self.files.files}
+        by_path = {file.path: file for file in self.file_set.files}
         found: dict[str, DataFile] = {}
         for file in indexes:
             for shard in self.noted(file, "mds index 1", self._read_index)["shards"]:
@@ -158,7 +146,7 @@ class MdsSource(BlockedFiles):
 
     def columns_of_items(self) -> dict[str, str]:
         """Return the columns; what the encodings are in Arrow is not known."""
-        return dict.fromkeys(self.columns, "")
+        return dict.fromkeys(self.names, "")
 
     def index_of(self, file: DataFile) -> FileIndex:
         """Return parts of the shard; a compressed one is a single block.
@@ -175,7 +163,7 @@ class MdsSource(BlockedFiles):
         offsets = self._offsets(file, shard, 0, samples)
         first, start = 0, int(offsets[0])
         for sample, stop in enumerate(offsets[1:].tolist()):
-            if stop - start > self._block_bytes and sample > first:
+            if stop - start > self.block_bytes and sample > first:
                 end = int(offsets[sample])
                 index.add(start, end, sample - first, first=first)
                 first, start = sample, end
@@ -186,7 +174,7 @@ class MdsSource(BlockedFiles):
     def read_block(self, block: Block) -> bytes:
         """Return the samples of a block, after the places where they start in these bytes."""
         shard = self._shards[block.file.path]
-        data = self.files.read(block.file, block.start, block.stop)
+        data = self.file_set.read(block.file, block.start, block.stop)
         if shard["zip_data"]:
             return data
         offsets = self._offsets(block.file, shard, block.first, block.items)
@@ -199,10 +187,10 @@ class MdsSource(BlockedFiles):
             raw = _uncompressed(data, shard)
             offsets = np.frombuffer(raw, "<u4", block.items + 1, 4).astype(np.int64)
             _check_offsets(offsets, len(raw))
-            return _Samples(block, shard, self.columns, self._decoders, raw, offsets)
+            return _Samples(block, shard, self.names, self._decoders, raw, offsets)
         head = 8 * (block.items + 1)
         offsets = np.frombuffer(data, np.int64, block.items + 1)
-        return _Samples(block, shard, self.columns, self._decoders, data[head:], offsets)
+        return _Samples(block, shard, self.names, self._decoders, data[head:], offsets)
 
     def _offsets(
         self, file: DataFile, shard: dict[str, Any], first: int, items: int
@@ -211,10 +199,10 @@ class MdsSource(BlockedFiles):
         samples = int(shard["samples"])
         if file.size < 4 * (samples + 2):
             raise _torn(file, f"{file.size} bytes are too few for {samples} samples")
-        found = int.from_bytes(self.files.read(file, 0, 4), "little") if first == 0 else samples
+        found = int.from_bytes(self.file_set.read(file, 0, 4), "little") if first == 0 else samples
         if found != samples:
             raise _torn(file, f"it says that it has {found} samples and {_INDEX} says {samples}")
-        data = self.files.read(file, 4 * (1 + first), 4 * (2 + first + items))
+        data = self.file_set.read(file, 4 * (1 + first), 4 * (2 + first + items))
         offsets = np.frombuffer(data, "<u4").astype(np.int64)
         try:
             _check_offsets(offsets, file.size)
@@ -229,7 +217,7 @@ class MdsSource(BlockedFiles):
             InvalidJob: It is not an index of MDS shards.
         """
         with refusing(file):
-            data = self.files.read(file, 0, file.size)
+            data = self.file_set.read(file, 0, file.size)
         try:
             said = json.loads(data)
             listed = said.get("shards") if isinstance(said, dict) else None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.sources.blocked import BLOCK_BYTES, Block, FileIndex, check_block_bytes
+from penstock.server.roles.parameters import OneOf, declared
+from penstock.server.sources.blocked import Block, FileIndex
+from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.tokens import TokenFiles
-from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -57,6 +58,7 @@ class Layout(NamedTuple):
         return self.pointers_at + 8 * self.sequences
 
 
+@declared
 class MegatronSource(TokenFiles):
     """The documents of Megatron-LM's indexed datasets, `NAME.bin` with `NAME.idx` beside it.
 
@@ -69,12 +71,6 @@ class MegatronSource(TokenFiles):
         files: The `.bin` files: paths, globs, folders or URLs; one or a list.
         sample_by: What an item is: a `document`, its sequences one after another, or a `sequence`,
             where documents were split into sentences.
-        block_bytes: About how many bytes are read at once. Smaller blocks mix batches better with
-            fewer in memory, larger ones need fewer requests to a store. Part of the order of items.
-        cache_bytes: The most bytes of blocks that one worker keeps. None = as many as its reading
-            groups draw from. It changes no batch.
-        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
-            change no batch.
 
     Raises:
         InvalidJob: No file matches, an index is missing or does not go with its ids, no documents.
@@ -86,36 +82,27 @@ class MegatronSource(TokenFiles):
     version: ClassVar[int | str | None] = 1
     suffixes: ClassVar[tuple[str, ...]] = (".bin", ".idx")
 
-    def __init__(
-        self,
-        files: str | Sequence[str],
-        sample_by: str = "document",
-        *,
-        block_bytes: int = BLOCK_BYTES,
-        cache_bytes: int | None = None,
-        storage_options: dict[str, Any] | None = None,
-    ) -> None:
-        check_choice("sample_by", sample_by, SAMPLE_BY, key="source.sample_by")
-        check_block_bytes(block_bytes)
-        self._sample_by, self._block_bytes = sample_by, block_bytes
+    files: Files
+    sample_by: Annotated[str, OneOf(SAMPLE_BY)] = "document"
+
+    def __post_init__(self) -> None:
         self._spans: OrderedDict[tuple[str, int], NDArray[np.int64]] = OrderedDict()
-        given = [files] if isinstance(files, str) else list(files)
+        given = [self.files] if isinstance(self.files, str) else self.files
         self.open_files(
             [name for text in given for name in _with_index(text)],
-            cache_bytes=cache_bytes,
-            storage_options=storage_options,
-            decides=[sample_by, block_bytes],
-            what="documents",
+            "documents",
+            self.sample_by,
+            self.block_bytes,
         )
 
     def data_files(self) -> list[DataFile]:
         """Return the files of ids."""
         self._index_files = {
             file.path[: -len(".idx")]: file
-            for file in self.files.files
+            for file in self.file_set.files
             if file.path.endswith(".idx")
         }
-        found = [file for file in self.files.files if file.path.endswith(".bin")]
+        found = [file for file in self.file_set.files if file.path.endswith(".bin")]
         for file in found:
             if file.path[: -len(".bin")] not in self._index_files:
                 raise InvalidJob(
@@ -138,13 +125,13 @@ class MegatronSource(TokenFiles):
         layout = self._layout(file)
         index = FileIndex.empty({"dtype": layout.dtype, "sequences": layout.sequences})
         index.more["bounds"] = layout.bounds
-        total = layout.bounds - 1 if self._sample_by == "document" else layout.sequences
+        total = layout.bounds - 1 if self.sample_by == "document" else layout.sequences
         end, start, first = 0, 0, 0
         for number, ends in self._ends(file, layout, total):
             if len(ends) and (ends[0] < end or (np.diff(ends) < 0).any()):
                 raise self._torn(file, f"document {number} or one after it ends before its start")
             for place, stop in enumerate(ends.tolist(), number):
-                if stop - start > self._block_bytes and place > first:
+                if stop - start > self.block_bytes and place > first:
                     index.add(start, end, place - first, first=first)
                     start, first = end, place
                 end = stop
@@ -174,7 +161,7 @@ class MegatronSource(TokenFiles):
 
     def _layout(self, file: DataFile) -> Layout:
         idx = self._idx(file)
-        head = self.files.read(idx, 0, min(idx.size, _HEAD.size))
+        head = self.file_set.read(idx, 0, min(idx.size, _HEAD.size))
         if len(head) < _HEAD.size or not head.startswith(_MAGIC):
             raise InvalidJob(
                 f"{idx.path} is not an index of Megatron-LM: it does not begin with MMIDIDX; for "
@@ -203,7 +190,7 @@ class MegatronSource(TokenFiles):
 
     def _ends_of(self, file: DataFile, layout: Layout, first: int, count: int) -> NDArray[np.int64]:
         """Return where `count` items from `first` on end in their file: int64 (count,), bytes."""
-        if self._sample_by == "sequence":
+        if self.sample_by == "sequence":
             starts, lengths = self._sequences(file, layout, first, first + count)
             return starts + lengths
         bounds = self._numbers(file, layout.bounds_at + 8 * first, count + 1, "<i8")
@@ -228,7 +215,7 @@ class MegatronSource(TokenFiles):
 
     def _numbers(self, file: DataFile, start: int, count: int, kind: str) -> NDArray[np.int64]:
         width = np.dtype(kind).itemsize
-        data = self.files.read(self._idx(file), start, start + count * width)
+        data = self.file_set.read(self._idx(file), start, start + count * width)
         return np.frombuffer(data, kind).astype(np.int64)
 
     def _idx(self, file: DataFile) -> DataFile:

@@ -25,6 +25,7 @@ from penstock.server.core.transient import is_transient
 from penstock.server.jobs.location import Location
 from penstock.server.jobs.parameters import check_parameters
 from penstock.server.roles.base import IndexedSource, RawItem, Source
+from penstock.server.roles.parameters import KW_ONLY, declared
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_indices, located
 from penstock.server.sources.catalog import Catalog
@@ -133,6 +134,7 @@ class _Run(NamedTuple):
     chosen: int
 
 
+@declared
 class MetaSource(IndexedSource):
     """The data sets of a meta file, one after another by name, as one source.
 
@@ -169,19 +171,17 @@ class MetaSource(IndexedSource):
     path_params: ClassVar[tuple[str, ...]] = ("file",)
     may_read_ahead: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        file: str,
-        dataset_names: Sequence[str] | None = None,
-        *,
-        seed: int = 42,
-        storage_options: dict[str, Any] | None = None,
-    ) -> None:
-        self._seed = seed
-        entries = _read(file, storage_options or {})
-        if dataset_names is not None:
-            entries = _chosen(entries, dataset_names, file)
-        self.parts = _opened(entries, storage_options)
+    file: str
+    dataset_names: Sequence[str] | None = None
+    _: KW_ONLY
+    seed: int = 42
+    storage_options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        entries = _read(self.file, self.storage_options or {})
+        if self.dataset_names is not None:
+            entries = _chosen(entries, self.dataset_names, self.file)
+        self.parts = _opened(entries, self.storage_options)
         self.gives_fresh_items = all(  # type: ignore[misc]
             part.source.gives_fresh_items for part in self.parts
         )
@@ -387,7 +387,7 @@ class MetaSource(IndexedSource):
     def _chosen_of(self, run: _Run) -> Kept:
         """Return which items of its block a run has: a bit for each, as a block may be large."""
         name = self.parts[run.part].entry.name
-        order = Permutation(run.length, self._seed, run.first, f"ratio of {name}")
+        order = Permutation(run.length, self.seed, run.first, f"ratio of {name}")
         chosen = np.zeros(run.length, dtype=bool)
         chosen[order.take(np.arange(run.chosen))] = True
         return Kept.of(chosen)

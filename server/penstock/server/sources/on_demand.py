@@ -16,7 +16,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "csv": ("csv_files", "CsvSource"),
     "text": ("lines", "TextSource"),
     "arrow": ("arrow_files", "ArrowSource"),
-    "saved": ("arrow_files", "SavedSource"),
+    "saved": ("saved", "SavedSource"),
     "webdataset": ("webdataset", "WebdatasetSource"),
     "mds": ("mds", "MdsSource"),
     "megatron": ("megatron", "MegatronSource"),

@@ -21,20 +21,25 @@ from numpy.typing import NDArray
 
 from penstock.server.core.condition import Condition, Kept, as_text, from_text
 from penstock.server.core.transient import is_transient
+from penstock.server.roles.parameters import declared
 from penstock.server.roles.reading import Blocks
-from penstock.server.sources.access import check_columns, check_indices, require
+from penstock.server.sources.access import (
+    check_columns,
+    check_indices,
+    refuse_more_columns,
+    require,
+)
 from penstock.server.sources.arrow import ArrowRows, dtype_of_lists
 from penstock.server.sources.cache import BlockCache, gathered
 from penstock.server.sources.columns import BlockColumns
-from penstock.server.sources.file_source import FileSource
-from penstock.server.sources.files import LOOKERS, DataFile, FileSet, refusing, unavailable
+from penstock.server.sources.file_source import Files, FileSource
+from penstock.server.sources.files import LOOKERS, DataFile, refusing, unavailable
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
 from penstock.server.sources.footers import check_footer
 from penstock.server.sources.pieces import Pieces
 from penstock.server.sources.versions import read_unchanged
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import BadItem, InvalidJob, SourceChanged
-from penstock.wire.nearest import listed
 from penstock.wire.plain import clean_text
 
 logger = logging.getLogger("penstock")
@@ -68,6 +73,7 @@ class _Footer(NamedTuple):
     sha256: str
 
 
+@declared
 class ParquetSource(FileSource, BlockColumns):
     """The rows of Parquet files, in the order of the files' logical names.
 
@@ -82,8 +88,6 @@ class ParquetSource(FileSource, BlockColumns):
         cache_bytes: The most bytes of decoded row groups that one worker keeps. None = as many as
             its reading groups draw from. A smaller bound saves memory, and row groups are then read
             and decoded again and again. It changes no batch.
-        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
-            change no batch.
 
     Raises:
         InvalidJob: No file matches, a file is no Parquet file, a column is missing, no rows.
@@ -93,24 +97,19 @@ class ParquetSource(FileSource, BlockColumns):
 
     type_name: ClassVar[str] = "parquet"
     version: ClassVar[int | str | None] = 1
+    suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
 
-    def __init__(
-        self,
-        files: str | Sequence[str],
-        columns: Sequence[str] | None = None,
-        *,
-        cache_bytes: int | None = None,
-        storage_options: dict[str, Any] | None = None,
-    ) -> None:
+    files: Files
+    columns: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
         self._pq = require("pyarrow.parquet")
-        found = FileSet(files, suffix=".parquet", storage_options=storage_options)
-        self.take_files(found, cache_bytes)
-        self._wanted = columns
+        self.find_files(self.files)
         self._read: list[DataFile] = []  # files that were opened here, with what was found noted
         arrow = require("pyarrow").__version__  # it names the columns' types
-        self._fact = f"row groups {_ROW_GROUPS} {arrow} {json.dumps(columns)}"
+        self._fact = f"row groups {_ROW_GROUPS} {arrow} {json.dumps(self.columns)}"
         self._footers = self._open_footers()
-        self.columns = self._check_schemas()
+        self.names = self._check_schemas()
         self._groups = [  # block -> (file, row group), without empty row groups
             (number, group)
             for number, footer in enumerate(self._footers)
@@ -121,13 +120,13 @@ class ParquetSource(FileSource, BlockColumns):
         self._starts = [0, *accumulate(self._sizes)]
         if not self._groups:
             raise InvalidJob(
-                f"the {len(self.files.files)} files that match {files!r} hold zero rows",
+                f"the {len(self.file_set.files)} files that match {self.files!r} hold zero rows",
                 key="source.files",
             )
         self._stored = self._stored_bytes()
         self._lock = threading.Lock()
         self._cache: BlockCache[ArrowRows] = BlockCache(
-            CACHE_BYTES if cache_bytes is None else cache_bytes
+            CACHE_BYTES if self.cache_bytes is None else self.cache_bytes
         )
         self._open: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
         self._damaged: dict[int, BadItem] = {}  # by block: it is read once, and not for each item
@@ -174,7 +173,7 @@ class ParquetSource(FileSource, BlockColumns):
         """
         if columns is None or not self.has_heads(columns):
             return self.fetch(indices)
-        chosen = [name for name in self.columns if name in columns]
+        chosen = [name for name in self.names if name in columns]
         with self._lock:
             if chosen != self._head_columns:
                 self._heads.clear()
@@ -184,7 +183,7 @@ class ParquetSource(FileSource, BlockColumns):
 
     def has_heads(self, columns: Sequence[str] | None) -> bool:
         """Tell whether these are some of the columns that are read, and not all."""
-        return columns is not None and set(columns) < set(self.columns)
+        return columns is not None and set(columns) < set(self.names)
 
     def has_column(self, name: str) -> bool:
         """Tell whether every file has this column, whether or not it is read into items."""
@@ -218,7 +217,7 @@ class ParquetSource(FileSource, BlockColumns):
             InvalidJob, SourceUnavailable, SourceChanged: As `column`.
         """
         fact = f"where {json.dumps(where.to_json(), sort_keys=True)}"
-        files = self.files.files
+        files = self.file_set.files
         blocks: list[list[int]] = [[] for _ in files]
         for block, (number, _) in enumerate(self._groups):
             blocks[number].append(block)
@@ -228,10 +227,10 @@ class ParquetSource(FileSource, BlockColumns):
 
         def look(number: int) -> None:
             kept = self._alone(blocks[number], where.columns, holds)
-            self.files.note(files[number], fact, as_text(np.concatenate(kept)))
+            self.file_set.note(files[number], fact, as_text(np.concatenate(kept)))
 
         unread = [
-            n for n, own in enumerate(blocks) if own and self.files.known(files[n], fact) is None
+            n for n, own in enumerate(blocks) if own and self.file_set.known(files[n], fact) is None
         ]
         with ThreadPoolExecutor(LOOKERS) as pool:
             list(pool.map(look, unread))
@@ -240,7 +239,7 @@ class ParquetSource(FileSource, BlockColumns):
         for number, own in enumerate(blocks):
             rows = sum(self._sizes[block] for block in own)
             if rows:
-                found.append(from_text(self.files.known(files[number], fact), rows))
+                found.append(from_text(self.file_set.known(files[number], fact), rows))
         return Kept.of(np.concatenate(found))
 
     def _alone(
@@ -251,13 +250,13 @@ class ParquetSource(FileSource, BlockColumns):
         One table is in memory at a time. For several threads at once.
         """
         number = self._groups[blocks[0]][0]
-        file = self.files.files[number]
+        file = self.file_set.files[number]
 
         def look(is_again: bool) -> list[Any]:
             with contextlib.ExitStack() as opened:
                 stream: Any = file.path
-                if not self.files.is_local:
-                    stream = opened.enter_context(self.files.open(file))
+                if not self.file_set.is_local:
+                    stream = opened.enter_context(self.file_set.open(file))
                 reader = opened.enter_context(
                     self._pq.ParquetFile(stream, page_checksum_verification=True)
                 )
@@ -297,7 +296,7 @@ class ParquetSource(FileSource, BlockColumns):
         """
         # Behind a URL every range comes with its version; Arrow reads local files by itself.
         return read_unchanged(
-            read, partial(self.files.check, file), lambda _: not self.files.is_local
+            read, partial(self.file_set.check, file), lambda _: not self.file_set.is_local
         )
 
     def _items(
@@ -310,11 +309,11 @@ class ParquetSource(FileSource, BlockColumns):
     def sequence_dtype(self, column: str) -> np.dtype[Any] | None:
         """Return the dtype of the numbers in a column of lists, if it is the same in all files."""
         kinds = {footer.schema.types.get(column, "") for footer in self._footers}
-        return dtype_of_lists(kinds.pop()) if len(kinds) == 1 and column in self.columns else None
+        return dtype_of_lists(kinds.pop()) if len(kinds) == 1 and column in self.names else None
 
     def waits(self) -> bool:
         """Tell whether files lie at URLs."""
-        return not self.files.is_local
+        return not self.file_set.is_local
 
     def list_rows(self, indices: Sequence[int]) -> Iterator[tuple[ArrowRows, int]]:
         """Yield the decoded row group of each item, and the item's row in it."""
@@ -329,7 +328,7 @@ class ParquetSource(FileSource, BlockColumns):
     def columns_of_items(self) -> dict[str, str]:
         """Return the columns, with their types in the first file."""
         types = self._footers[0].schema.types
-        return {name: types[name] for name in self.columns}
+        return {name: types[name] for name in self.names}
 
     def fingerprint(self) -> dict[str, Any]:
         """Return names, sizes, and a hash of each file's footer and of blocks of its content.
@@ -342,9 +341,9 @@ class ParquetSource(FileSource, BlockColumns):
         """
         footers = {
             file.path: footer.sha256
-            for file, footer in zip(self.files.files, self._footers, strict=True)
+            for file, footer in zip(self.file_set.files, self._footers, strict=True)
         }
-        fingerprint = self.files.fingerprint(lambda file: footers[file.path], self._read)
+        fingerprint = self.file_set.fingerprint(lambda file: footers[file.path], self._read)
         self._read.clear()
         return fingerprint
 
@@ -360,15 +359,15 @@ class ParquetSource(FileSource, BlockColumns):
         if (kept := self._cache.get(block)) is not None:
             return kept
         number, group = self._groups[block]
-        file, footer = self.files.files[number], self._footers[number]
+        file, footer = self.file_set.files[number], self._footers[number]
         table = None
         # Before reading and not after: else a worker would hold one block more than it may.
         self._cache.make_room()
         try:
             if block in self._damaged:
-                self.files.check(file)
+                self.file_set.check(file)
                 raise self._damaged[block]
-            table = self._read_group(number, group, self.columns)
+            table = self._read_group(number, group, self.names)
             if table.num_rows != footer.rows[group]:
                 raise ValueError(
                     f"{table.num_rows} rows where the footer says {footer.rows[group]}"
@@ -384,8 +383,8 @@ class ParquetSource(FileSource, BlockColumns):
         if table is None:
             # Reading and decoding were one call, with the same errors: now one after the other.
             table = self._decoded(block, self._read_pieces(number, group, index))
-        self._count_read(block, self.columns)
-        rows = ArrowRows(table.select(self.columns), partial(self._bad_value, file, group))
+        self._count_read(block, self.names)
+        rows = ArrowRows(table.select(self.names), partial(self._bad_value, file, group))
         self._cache.put(block, rows, table.nbytes)
         return rows
 
@@ -394,7 +393,7 @@ class ParquetSource(FileSource, BlockColumns):
         if (kept := self._heads.get(block)) is not None:
             return kept
         number, group = self._groups[block]
-        file, rows = self.files.files[number], self._sizes[block]
+        file, rows = self.file_set.files[number], self._sizes[block]
         try:
             table = self._read_group(number, group, self._head_columns)
             if table.num_rows != rows:
@@ -411,7 +410,7 @@ class ParquetSource(FileSource, BlockColumns):
         return found
 
     def _count_read(self, block: int, columns: Sequence[str]) -> None:
-        stored = zip(self.columns, self._stored[block].tolist(), strict=True)
+        stored = zip(self.names, self._stored[block].tolist(), strict=True)
         self.count_read(sum(nbytes for name, nbytes in stored if name in columns))
 
     def _read_pieces(self, number: int, group: int, index: int) -> Pieces:
@@ -421,16 +420,16 @@ class ParquetSource(FileSource, BlockColumns):
             SourceUnavailable: They cannot be read at the moment.
             SourceChanged: The file is not the one that was opened.
         """
-        file = self.files.files[number]
+        file = self.file_set.files[number]
         try:
-            with self.files.open(file) as stream:
+            with self.file_set.open(file) as stream:
                 read_at = _read_at(stream)
                 tail = _read_tail(read_at, file.size)
                 metadata = self._pq.read_metadata(require("pyarrow").BufferReader(tail))
                 pieces = Pieces(file.size, metadata)
                 columns = metadata.row_group(group)
                 for leaf, name in enumerate(_leaves(metadata)):
-                    if name in self.columns:
+                    if name in self.names:
                         chunk = columns.column(leaf)
                         first = chunk.data_page_offset
                         if chunk.has_dictionary_page and chunk.dictionary_page_offset:
@@ -454,7 +453,7 @@ class ParquetSource(FileSource, BlockColumns):
             BadItem: They cannot be decoded: the file is damaged.
         """
         number, group = self._groups[block]
-        file, rows = self.files.files[number], self._sizes[block]
+        file, rows = self.file_set.files[number], self._sizes[block]
 
         def decode(columns: list[str]) -> Any:
             reader = self._pq.ParquetFile(
@@ -466,12 +465,12 @@ class ParquetSource(FileSource, BlockColumns):
             return table
 
         try:
-            return decode(self.columns)
+            return decode(self.names)
         except Exception as error:
             if isinstance(error, MemoryError) and is_transient(error):
                 raise
             said, which = error_line(error, 300), ""
-            for column in self.columns:  # which of them it is
+            for column in self.names:  # which of them it is
                 try:
                     decode([column])
                 except Exception as its:
@@ -494,7 +493,7 @@ class ParquetSource(FileSource, BlockColumns):
                 self._close_file(number)  # it may be open on what was there before
             return self._reader(number).read_row_group(group, columns=columns, use_threads=False)
 
-        return self._unchanged(self.files.files[number], read)
+        return self._unchanged(self.file_set.files[number], read)
 
     def _bad_value(
         self, file: DataFile, group: int, row: int, column: str, error: Exception
@@ -516,8 +515,8 @@ class ParquetSource(FileSource, BlockColumns):
             return self._open[number][0]
         while len(self._open) >= _OPEN_FILES:
             self._close_one()
-        file = self.files.files[number]
-        if self.files.is_local:
+        file = self.file_set.files[number]
+        if self.file_set.is_local:
             stream = None
             # Where pages carry checksums they are compared: damage may decode to other values.
             # A reader that buffers ahead keeps the row group's bytes for as long as it is open.
@@ -525,7 +524,7 @@ class ParquetSource(FileSource, BlockColumns):
                 file.path, page_checksum_verification=True, pre_buffer=False
             )
         else:
-            stream = self.files.open(file)
+            stream = self.file_set.open(file)
             # pre_buffer joins the reads of a row group's column chunks into few requests.
             reader = self._pq.ParquetFile(stream, pre_buffer=True, page_checksum_verification=True)
         self._open[number] = (reader, stream)
@@ -544,68 +543,66 @@ class ParquetSource(FileSource, BlockColumns):
 
     def _check_schemas(self) -> list[str]:
         """Return the columns to read, which all files must have."""
-        first, known = self.files.files[0], self._footers[0].schema.columns
-        chosen = check_columns(self._wanted, known, first.name)
+        first, known = self.file_set.files[0], self._footers[0].schema.columns
+        chosen = check_columns(self.columns, known, first.name)
         passed: set[int] = set()  # schemas: thousands of files have few
-        for file, footer in zip(self.files.files, self._footers, strict=True):
+        for file, footer in zip(self.file_set.files, self._footers, strict=True):
             if id(footer.schema) in passed:
                 continue
             passed.add(id(footer.schema))
             check_columns(chosen, footer.schema.columns, file.name)
-            extra = [name for name in footer.schema.columns if name not in known]
-            if self._wanted is None and extra:
-                raise InvalidJob(
-                    f"{file.name} has columns that {first.name} lacks ({listed(extra)}): name "
-                    "those to read with columns",
-                    key="source.columns",
-                )
+            if self.columns is None:
+                refuse_more_columns(file.name, footer.schema.columns, known, first.name)
         return chosen
 
     def _open_footers(self) -> list[_Footer]:
         """Return every file's footer: as it was noted, else by opening the file."""
-        files = self.files.files
-        self.files.map(self._watch, files)
-        self._read = [file for file in files if self.files.known(file, self._fact) is None]
+        files = self.file_set.files
+        self.file_set.map(self._watch, files)
+        self._read = [file for file in files if self.file_set.known(file, self._fact) is None]
         with ThreadPoolExecutor(LOOKERS) as pool:
             list(pool.map(self._read_footer, self._read))
         schemas: dict[str, _Schema] = {}
         footers: list[_Footer] = []
         for file in files:
-            schema, rows, _, _, digest = self.files.known(file, self._fact)
+            schema, rows, _, _, digest = self.file_set.known(file, self._fact)
             if schema not in schemas:
-                pairs = self.files.catalog.shared(schema)
+                pairs = self.file_set.catalog.shared(schema)
                 schemas[schema] = _Schema(tuple(name for name, _ in pairs), dict(pairs))
             footers.append(_Footer(schemas[schema], tuple(rows), digest))
         return footers
 
     def _read_columns(self, existing: Sequence[str]) -> list[str]:
         """Return which of a file's columns are read, in its order."""
-        return [name for name in existing if self._wanted is None or name in self._wanted]
+        return [name for name in existing if self.columns is None or name in self.columns]
 
     def _stored_bytes(self) -> NDArray[np.int64]:
         """Return the compressed bytes of each block's columns: int64 (blocks, columns)."""
-        found = np.empty((len(self._groups), len(self.columns)), np.int64)
+        found = np.empty((len(self._groups), len(self.names)), np.int64)
         columns: dict[int, list[int]] = {}  # by schema, where the columns stand in its files
         numbers: list[list[int]] = []
         at = -1
         for block, (number, group) in enumerate(self._groups):
             schema = self._footers[number].schema
             if number != at:
-                at, numbers = number, self.files.known(self.files.files[number], self._fact)[2]
+                at, numbers = (
+                    number,
+                    self.file_set.known(self.file_set.files[number], self._fact)[2],
+                )
             if id(schema) not in columns:
                 names = self._read_columns(schema.columns)
-                columns[id(schema)] = [names.index(name) for name in self.columns]
+                columns[id(schema)] = [names.index(name) for name in self.names]
             found[block] = [numbers[group][column] for column in columns[id(schema)]]
         return found
 
     def _decoded_bytes(self) -> list[int]:
         """Return the bytes of each block before compression, of the columns that are read."""
-        known = [self.files.known(file, self._fact)[3] for file in self.files.files]
+        known = [self.file_set.known(file, self._fact)[3] for file in self.file_set.files]
         return [known[number][group] for number, group in self._groups]
 
     def _watch(self, file: DataFile) -> None:
         with refusing(file):
-            self.files.watch(file)
+            self.file_set.watch(file)
 
     def _read_footer(self, file: DataFile) -> None:
         """Note what a file's footer says.
@@ -615,7 +612,7 @@ class ParquetSource(FileSource, BlockColumns):
             SourceUnavailable: It cannot be read at the moment.
         """
         pa = require("pyarrow")
-        with refusing(file), self.files.open(file) as stream:
+        with refusing(file), self.file_set.open(file) as stream:
             tail = _read_tail(_read_at(stream), file.size)
             head = _read_at(stream)(0, min(FIRST_BYTES, file.size)) if tail[-4:] != b"PAR1" else b""
         refuse_other_kinds(file, head, "parquet")
@@ -633,7 +630,7 @@ class ParquetSource(FileSource, BlockColumns):
                 "damaged; write it again",
                 key="source.files",
             ) from None
-        self.files.note(file, self._fact, [*said, hashlib.sha256(tail).hexdigest()])
+        self.file_set.note(file, self._fact, [*said, hashlib.sha256(tail).hexdigest()])
 
     def _said_by(self, metadata: Any) -> list[Any]:
         """Return the columns that a footer names, and of each row group the rows and bytes.
@@ -661,7 +658,7 @@ class ParquetSource(FileSource, BlockColumns):
         of_groups = [decoded(group) for group in groups]
         if min([0, *rows, *of_groups, *(nbytes for row in of_columns for nbytes in row)]) < 0:
             raise ValueError("a number of rows or bytes in it is below 0")
-        return [self.files.catalog.share(schema), rows, of_columns, of_groups]
+        return [self.file_set.catalog.share(schema), rows, of_columns, of_groups]
 
 
 def _leaves(metadata: Any) -> list[str]:

@@ -6,26 +6,25 @@ import io
 import math
 from collections.abc import Iterator, Sequence
 from tokenize import TokenError
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.server.roles.columns import Indices
+from penstock.server.roles.parameters import KW_ONLY, AtLeast, OneOf, TrueOrFalse, declared
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_indices
 from penstock.server.sources.blocked import (
-    BLOCK_BYTES,
     Block,
     BlockedFiles,
     FileIndex,
-    check_block_bytes,
     cut,
 )
 from penstock.server.sources.columns import BlockColumns, ListRows
+from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile, reading
 from penstock.server.usercode.frames import error_line
-from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import InvalidJob
 
 COLUMN = "input_ids"
@@ -161,7 +160,7 @@ class TokenFiles(BlockedFiles, BlockColumns):
 
     def waits(self) -> bool:
         """Tell whether files lie at URLs."""
-        return not self.files.is_local
+        return not self.file_set.is_local
 
     def lengths(self, column: str, indices: Indices) -> Indices:
         """Return how many ids sequences have, without reading them where that can be."""
@@ -192,7 +191,7 @@ class TokenFiles(BlockedFiles, BlockColumns):
             return None
         [[start, stop]] = spans.tolist()
         with reading(block.file, index):
-            data = self.files.read(block.file, start, stop)
+            data = self.file_set.read(block.file, start, stop)
         self.count_read(len(data))
         return np.frombuffer(data, np.dtype(block.layout.more["dtype"]))
 
@@ -229,13 +228,14 @@ class TokenFiles(BlockedFiles, BlockColumns):
         items = []
         with reading(block.file, indices[0]):
             for start, stop in spans.tolist():
-                data = self.files.read(block.file, start, stop)
+                data = self.file_set.read(block.file, start, stop)
                 self.count_read(len(data))
                 values = np.frombuffer(data, np.dtype(block.layout.more["dtype"]))
                 items.append({COLUMN: values.astype(values.dtype.newbyteorder("="))})
         return items
 
 
+@declared
 class TokensSource(TokenFiles):
     """Flat files of token ids: `.npy` of one or two dimensions, or raw little-endian `.bin`.
 
@@ -251,12 +251,6 @@ class TokensSource(TokenFiles):
         drop_last: Leave out the ids at the end of a file that do not fill a sequence of
             `sequence_length`. False makes a shorter last sequence of them.
         header_bytes: The length of the header of raw files, in bytes.
-        block_bytes: About how many bytes are read at once. Smaller blocks mix batches better with
-            fewer in memory, larger ones need fewer requests to a store. Part of the order of items.
-        cache_bytes: The most bytes of blocks that one worker keeps. None = as many as its reading
-            groups draw from. It changes no batch.
-        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
-            change no batch.
 
     Raises:
         InvalidJob: No file matches, a raw file without a dtype, neither or both of `eos` and
@@ -270,45 +264,27 @@ class TokensSource(TokenFiles):
     suffixes: ClassVar[tuple[str, ...]] = (".npy", ".bin")
     index_version: ClassVar[int] = 2
 
-    def __init__(
-        self,
-        files: str | Sequence[str],
-        dtype: str | None = None,
-        *,
-        eos: int | None = None,
-        sequence_length: int | None = None,
-        drop_last: bool = False,
-        header_bytes: int = 0,
-        block_bytes: int = BLOCK_BYTES,
-        cache_bytes: int | None = None,
-        storage_options: dict[str, Any] | None = None,
-    ) -> None:
-        check_block_bytes(block_bytes)
-        check_whole("header_bytes", header_bytes, 0, key="source.header_bytes")
-        if dtype is not None:
-            check_choice("dtype", dtype, DTYPES, key="source.dtype")
-        if sequence_length is not None:
-            check_whole("sequence_length", sequence_length, 1, key="source.sequence_length")
-        if eos is not None and sequence_length is not None:
+    files: Files
+    dtype: Annotated[str | None, OneOf(DTYPES)] = None
+    _: KW_ONLY
+    eos: int | None = None
+    sequence_length: Annotated[int | None, AtLeast(1)] = None
+    drop_last: Annotated[bool, TrueOrFalse()] = False
+    header_bytes: Annotated[int, AtLeast(0)] = 0
+
+    def __post_init__(self) -> None:
+        if self.eos is not None and self.sequence_length is not None:
             raise InvalidJob(
                 "eos and sequence_length are both given: sequences end at one of them; remove the "
                 "other",
                 key="source.eos",
             )
-        self._dtype, self._eos, self._length = dtype, eos, sequence_length
-        self._drop_last, self._header_bytes = drop_last, header_bytes
-        self._block_bytes = block_bytes
-        self.open_files(
-            files,
-            cache_bytes=cache_bytes,
-            storage_options=storage_options,
-            decides=[dtype, eos, sequence_length, drop_last, header_bytes, block_bytes],
-            what="tokens",
-        )
+        cuts = (self.dtype, self.eos, self.sequence_length, self.drop_last, self.header_bytes)
+        self.open_files(self.files, "tokens", *cuts, self.block_bytes)
         if not any(index.more["length"] or index.more["ended"] for index in self.indexes):
             raise InvalidJob(
-                f"the files that match {files!r} do not hold the id {eos} that is to end a "
-                "document: give the id that ends documents there, or cut them with "
+                f"the files that match {self.files!r} do not hold the id {self.eos} that is to end "
+                "a document: give the id that ends documents there, or cut them with "
                 "sequence_length: N",
                 key="source.eos",
             )
@@ -346,7 +322,7 @@ class TokensSource(TokenFiles):
         if length:
             self._cut_alike(index, start, stop, length * dtype.itemsize)
             return index
-        if self._eos is None:
+        if self.eos is None:
             raise InvalidJob(
                 f"{file.path} is one row of ids: say where documents end with eos: ID, or cut it "
                 "with sequence_length: N",
@@ -356,32 +332,32 @@ class TokensSource(TokenFiles):
 
         def end_of(data: bytes, is_last: bool) -> int:
             whole = len(data) // dtype.itemsize
-            ends = np.flatnonzero(np.frombuffer(data, dtype, whole) == self._eos)
+            ends = np.flatnonzero(np.frombuffer(data, dtype, whole) == self.eos)
             if is_last:
                 return len(data)
             return (int(ends[-1]) + 1) * dtype.itemsize if len(ends) else 0
 
         for place, data in cut(
-            self.files.from_start_to_end(file), start, stop, self._block_bytes, end_of
+            self.file_set.from_start_to_end(file), start, stop, self.block_bytes, end_of
         ):
             values = np.frombuffer(data, dtype)
             items = len(self.starts_in(values)) - 1
-            index.more["ended"] |= items > 1 or bool(values[-1] == self._eos)
+            index.more["ended"] |= items > 1 or bool(values[-1] == self.eos)
             index.add(place, place + len(data), items, first=sequence)
             sequence += items
         return index
 
     def starts_in(self, values: NDArray[Any]) -> NDArray[np.int64]:
         """Return where documents start in some ids, then where the last one ends."""
-        ends = np.flatnonzero(values == self._eos) + 1
+        ends = np.flatnonzero(values == self.eos) + 1
         starts = np.concatenate([[0], ends])
         return starts if starts[-1] == len(values) else np.append(starts, len(values))
 
     def _cut_alike(self, index: FileIndex, start: int, stop: int, nbytes: int) -> None:
         """Add blocks of sequences of `nbytes` bytes each."""
-        if self._drop_last:
+        if self.drop_last:
             stop = start + (stop - start) // nbytes * nbytes
-        step = max(1, self._block_bytes // nbytes) * nbytes
+        step = max(1, self.block_bytes // nbytes) * nbytes
         for place in range(start, stop, step):
             end = min(stop, place + step)
             index.add(place, end, -(-(end - place) // nbytes), first=(place - start) // nbytes)
@@ -395,13 +371,13 @@ class TokensSource(TokenFiles):
     def _layout(self, file: DataFile) -> tuple[int, np.dtype[Any], int | None]:
         """Return where the ids start, their dtype, and the length of every sequence if known."""
         if not file.path.endswith(".npy"):
-            if self._dtype is None:
+            if self.dtype is None:
                 raise InvalidJob(
                     f"{file.path} does not say what its ids are: give dtype, such as uint16",
                     key="source.dtype",
                 )
-            return self._header_bytes, np.dtype(self._dtype).newbyteorder("<"), self._length
-        head = io.BytesIO(self.files.read(file, 0, min(file.size, 1 << 16)))
+            return self.header_bytes, np.dtype(self.dtype).newbyteorder("<"), self.sequence_length
+        head = io.BytesIO(self.file_set.read(file, 0, min(file.size, 1 << 16)))
         try:
             version = np.lib.format.read_magic(head)
             read = (
@@ -423,7 +399,7 @@ class TokensSource(TokenFiles):
                 "write token ids as whole numbers, in one row or in rows of one length",
                 key="source.files",
             )
-        length = shape[1] if len(shape) == 2 else self._length
+        length = shape[1] if len(shape) == 2 else self.sequence_length
         if min(shape) < 0 or head.tell() + math.prod(shape) * dtype.itemsize != file.size:
             raise InvalidJob(
                 f"{file.path} has {file.size} bytes and not those of shape {shape} of "

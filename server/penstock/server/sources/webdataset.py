@@ -8,19 +8,19 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from tokenize import TokenError
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from penstock.server.roles.parameters import KW_ONLY, TrueOrFalse, declared
 from penstock.server.sources.blocked import (
-    BLOCK_BYTES,
     Block,
     BlockedFiles,
     FileIndex,
-    check_block_bytes,
 )
 from penstock.server.sources.cache import Rows
 from penstock.server.sources.content import ReadAt
+from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
 from penstock.server.sources.ranges import RangeStream
@@ -94,6 +94,7 @@ class Member(NamedTuple):
     stop: int
 
 
+@declared
 class WebdatasetSource(BlockedFiles):
     """The samples of WebDataset's tar files, without compression.
 
@@ -106,12 +107,6 @@ class WebdatasetSource(BlockedFiles):
     Args:
         files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
         decode: Whether to decode texts, numbers, JSON and arrays. False leaves all files bytes.
-        block_bytes: About how many bytes are read at once. Smaller blocks mix batches better with
-            fewer in memory, larger ones need fewer requests to a store. Part of the order of items.
-        cache_bytes: The most bytes of blocks that one worker keeps. None = as many as its reading
-            groups draw from. It changes no batch.
-        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
-            change no batch.
 
     Raises:
         InvalidJob: No file matches, a file is compressed or is not a tar file, no samples; or a
@@ -124,25 +119,13 @@ class WebdatasetSource(BlockedFiles):
     version: ClassVar[int | str | None] = 1
     suffixes: ClassVar[tuple[str, ...]] = (".tar",)
 
-    def __init__(
-        self,
-        files: str | Sequence[str],
-        *,
-        decode: bool = True,
-        block_bytes: int = BLOCK_BYTES,
-        cache_bytes: int | None = None,
-        storage_options: dict[str, Any] | None = None,
-    ) -> None:
-        check_block_bytes(block_bytes)
-        _refuse_commands([files] if isinstance(files, str) else files)
-        self._decode, self._block_bytes = decode, block_bytes
-        self.open_files(
-            files,
-            cache_bytes=cache_bytes,
-            storage_options=storage_options,
-            decides=[block_bytes],
-            what="samples",
-        )
+    files: Files
+    _: KW_ONLY
+    decode: Annotated[bool, TrueOrFalse()] = True
+
+    def __post_init__(self) -> None:
+        _refuse_commands([self.files] if isinstance(self.files, str) else self.files)
+        self.open_files(self.files, "samples", self.block_bytes)
 
     def index_of(self, file: DataFile) -> FileIndex:
         """Return blocks of whole samples.
@@ -152,9 +135,9 @@ class WebdatasetSource(BlockedFiles):
         """
         import tarfile  # 10 ms of the start of every process, for this source alone
 
-        read_at = self.files.reader(file)
+        read_at = self.file_set.reader(file)
         refuse_other_kinds(file, read_at(0, min(FIRST_BYTES, file.size)), "webdataset")
-        window = 1 << 16 if self.files.is_local else self._block_bytes
+        window = 1 << 16 if self.file_set.is_local else self.block_bytes
         index = FileIndex.empty()
         start = stop = items = first = 0
         try:
@@ -162,7 +145,7 @@ class WebdatasetSource(BlockedFiles):
                 _members(RangeStream(_windowed(read_at, file.size, window), file.size))
             ):
                 begin, end = members[0].start, -(-members[-1].stop // 512) * 512
-                if items and end - start > self._block_bytes:
+                if items and end - start > self.block_bytes:
                     index.add(start, stop, items, first=first)
                     first, items = first + items, 0
                 if not items:
@@ -180,7 +163,7 @@ class WebdatasetSource(BlockedFiles):
 
     def rows_of(self, block: Block, data: bytes) -> Rows:
         """Return the samples of a block; their files are decoded when they are asked for."""
-        return _Samples(block, data, self._decode)
+        return _Samples(block, data, self.decode)
 
 
 def _members(stream: Any) -> Iterator[Member]:
