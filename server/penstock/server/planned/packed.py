@@ -26,7 +26,7 @@ from penstock.server.roles.batchers import (
     KnapsackPackingBatcher,
     SimpleBatcher,
 )
-from penstock.server.roles.batchers.packer import why_too_long
+from penstock.server.roles.batchers.packer import Pieces
 from penstock.server.roles.filling import BatchColumns, BatchSizes
 from penstock.server.roles.role import asked, failing
 from penstock.server.usercode.contained import as_exception
@@ -132,8 +132,9 @@ def outline(batcher: SampleBatcher, sizes: Integers) -> Outline | None:
         return None
     if isinstance(batcher, KnapsackPackingBatcher) and batcher.max_packs is not None:
         return None
-    pieces = _pieces(batcher, sizes)
-    return Outline(_batches(batcher, pieces), +pieces.counts)
+    working = batcher.clone()
+    batches = _batches(working, working.pieces(sizes))
+    return Outline(batches, +Counter(all_counts({}, working)))
 
 
 def with_cost(packed: PackedWindow, cost: Expression) -> PackedWindow:
@@ -158,79 +159,35 @@ def measures(packed: PackedWindow) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def _in_order(batcher: SimpleBatcher, sizes: Integers) -> PackedWindow:
-    total, each = len(sizes), batcher.batch_size
-    kept = total - total % each if batcher.drop_last else total
-    counts = Counter({"dropped:tail": total - kept}) if kept < total else Counter[str]()
-    bounds = np.arange(0, kept, each)
-    return PackedWindow(
-        np.arange(kept),
-        None,
-        None,
-        sizes[:kept],
-        np.arange(kept + 1),
-        np.append(bounds, kept) if kept else np.zeros(1, np.int64),
-        counts,
-    )
+    batches = np.arange(batcher.batches(len(sizes)) + 1) * batcher.batch_size
+    batches = np.minimum(batches, len(sizes))
+    kept = int(batches[-1])
+    counts = +Counter({"dropped:tail": len(sizes) - kept})
+    slots = np.arange(kept)
+    return PackedWindow(slots, None, None, sizes[:kept], np.arange(kept + 1), batches, counts)
 
 
-class _Pieces(NamedTuple):
-    """What of a window's samples is packed: those that fit, and pieces of those that do not.
-
-    Attributes:
-        slots: int64 (n,): the sample of each.
-        starts, stops: int64 (n,): the part of it; -1 = all.
-        sizes: int64 (n,): the size of each.
-        alone: bool (n,): it is a row of its own.
-        counts: What the batcher counts.
-    """
-
-    slots: Integers
-    starts: Integers
-    stops: Integers
-    sizes: Integers
-    alone: npt.NDArray[np.bool_]
-    counts: Counter[str]
-
-
-def _pieces(batcher: WindowPacker, sizes: Integers) -> _Pieces:
-    most = batcher.max_tokens
-    counts: Counter[str] = Counter()
-    empty, over = sizes == 0, sizes > most
-    counts["dropped:empty"] = int(empty.sum())
-    slots = np.flatnonzero(~empty & ~over)
-    starts = stops = np.full(len(slots), -1, np.int64)
-    long = np.flatnonzero(over)
-    if len(long):
-        more = _overlong(batcher, sizes, long, counts)
-        slots, starts, stops = (
-            np.concatenate(pair) for pair in zip((slots, starts, stops), more, strict=True)
-        )
-    of_piece = np.where(starts < 0, sizes[slots], stops - starts)
-    alone = of_piece > min(most - 1, batcher.row_tokens)
-    return _Pieces(slots, starts, stops, of_piece, alone, counts)
-
-
-def _batches(batcher: WindowPacker, pieces: _Pieces) -> int | None:
+def _batches(batcher: WindowPacker, pieces: Pieces) -> int | None:
     """Return how many batches `_by_window` makes; None = sizes are too large to count them.
 
     Rows that are cut to fill batches fill one that is there already: see `_whole_batches`.
     """
-    placed = pieces.sizes[~pieces.alone]
+    shares = pieces.sizes <= batcher.most_shared
+    placed = pieces.sizes[shares]
     if placed.max(initial=0) >= _HISTOGRAM:
         return None
-    rows = batcher.count(np.bincount(placed)) + int(pieces.alone.sum())
+    rows = batcher.count(np.bincount(placed)) + int(np.count_nonzero(~shares))
     return -(-rows // batcher.rows)
 
 
 def _by_window(
     batcher: WindowPacker, sizes: Integers, seed: int | None, purpose: str
 ) -> PackedWindow:
-    slots, starts, stops, of_piece, alone, counts = _pieces(batcher, sizes)
-    placed = np.flatnonzero(~alone)
     working = batcher.clone()
+    slots, starts, stops, of_piece = working.pieces(sizes)
+    placed = np.flatnonzero(of_piece <= batcher.most_shared)
     packs = working.pack(of_piece[placed])
-    counts.update({f"dropped:{name}": n for name, n in working.dropped().items()})
-    singles = np.flatnonzero(alone)
+    singles = np.flatnonzero(of_piece > batcher.most_shared)
     pieces = np.concatenate([placed[packs.indices], singles])
     bounds = np.concatenate([packs.bounds, packs.bounds[-1] + 1 + np.arange(len(singles))])
     bounds = _whole_batches(bounds, batcher.rows)
@@ -252,7 +209,7 @@ def _by_window(
         of_piece[pieces],
         bounds,
         batches,
-        +counts,
+        +Counter(all_counts({}, working)),
         shared=shared,
         chains=None if shared is None else chains,
     )
@@ -275,37 +232,6 @@ def _whole_batches(bounds: Integers, rows: int) -> Integers:
         if len(cuts) >= missing:
             break
     return np.sort(np.concatenate([bounds, np.array(cuts, np.int64)]))
-
-
-def _overlong(
-    batcher: WindowPacker, sizes: Integers, long: Integers, counts: Counter[str]
-) -> tuple[Integers, Integers, Integers]:
-    """Return the pieces of samples that are longer than a row: slots, starts and stops."""
-    most, policy, none = batcher.max_tokens, batcher.overlong, np.empty(0, np.int64)
-    whole = np.full(len(long), -1, np.int64)
-    if policy == "drop":
-        counts["dropped:overlong"] = len(long)
-        return none, none, none
-    if policy == "alone":
-        counts["batcher:overlong_alone"] = len(long)
-        return long, whole, whole
-    if policy == "truncate":
-        counts["batcher:overlong_truncated"] = len(long)
-        counts["batcher:truncated_tokens"] = int((sizes[long] - most).sum())
-        return long, np.zeros(len(long), np.int64), np.full(len(long), most)
-    if policy == "error":
-        raise too_long(int(long[0]), int(sizes[long[0]]), most)
-    counts["batcher:overlong_split"] = len(long)
-    number = -(-sizes[long] // most)
-    slots = np.repeat(long, number)
-    firsts = np.repeat(np.cumsum(number) - number, number)
-    starts = (np.arange(len(slots)) - firsts) * most
-    return slots, starts, np.minimum(starts + most, sizes[slots])
-
-
-def too_long(slot: int, size: int, most: int) -> BadItem:
-    """Return the error of a sample that does not fit into a row, with `overlong: error`."""
-    return _refused(slot, why_too_long(size, most))
 
 
 def _refused(slot: int, reason: str) -> BadItem:
@@ -361,4 +287,4 @@ def _array(values: Sequence[int]) -> Integers:
     return np.array(values, np.int64)
 
 
-__all__ = ["Outline", "PackedWindow", "measures", "outline", "pack", "too_long", "with_cost"]
+__all__ = ["Outline", "PackedWindow", "measures", "outline", "pack", "with_cost"]

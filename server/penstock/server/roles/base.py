@@ -693,9 +693,8 @@ class SampleBatcher(Role, ABC):
     def add_run(self, refs: Sequence[SampleRef]) -> tuple[int, list[Rows]]:
         """Take samples that come one after another, up to the first that finishes a batch.
 
-        It saves a call for each of many short samples, and gives and leaves behind what `add` does,
-        one by one. It stops before a sample that it would leave out or refuse, which `add` is given
-        then. By default it takes none.
+        It gives and leaves behind what `add` does, one by one. It stops before a sample that it
+        would leave out or refuse, which `add` is given then: it is accounted for by itself.
 
         Args:
             refs: The samples; at least one.
@@ -703,7 +702,20 @@ class SampleBatcher(Role, ABC):
         Returns:
             How many it has taken, and the batches that the last of them finished.
         """
-        return 0, []
+        least, most = self.sizes_kept() or (0, -1)
+        for taken, ref in enumerate(refs):
+            if not least <= ref.size <= most:
+                return taken, []
+            if batches := self.add(ref):
+                return taken + 1, batches
+        return len(refs), []
+
+    def sizes_kept(self) -> tuple[int, float] | None:
+        """Return the least and largest size of samples that `add` neither drops nor refuses.
+
+        None = something else decides it, or may.
+        """
+        return None
 
     def takes_runs(self) -> bool:
         """Tell whether `add_run` may stand for `add`: a user's class has it itself, if so."""
@@ -711,7 +723,7 @@ class SampleBatcher(Role, ABC):
             return False
         if self.is_of_user():  # what it inherits does not know of what it overrides
             return "add_run" in vars(type(self))
-        return type(self).add_run is not SampleBatcher.add_run
+        return self.sizes_kept() is not None
 
     def flush(self) -> list[Rows]:
         """Return what is left when the lane is over."""

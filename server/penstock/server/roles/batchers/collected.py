@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from penstock.server import packing
-from penstock.server.core.refs import Row, Rows, SampleRef
+from penstock.server.core.refs import Row, SampleRef
 from penstock.server.packing.lengths import Histogram, Lengths
 from penstock.server.packing.packs import Packs
 from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
@@ -56,11 +56,6 @@ class WindowsBatcher(RowPackingBatcher):
     def chooses_from(self) -> int | None:
         """Return the size of a window."""
         return self._most
-
-    @property
-    def row_tokens(self) -> int:
-        """Return how many tokens a row is filled to by `pack`."""
-        return self.max_tokens
 
     def most_held(self) -> int | None:
         """Return the samples of a window and of the rows of the one before."""
@@ -193,21 +188,11 @@ class KnapsackPackingBatcher(WindowsBatcher):
                 "one of them: raise it",
                 key="packing_ratio",
             )
+        self._most_shared = min(self._capacity, self._most_shared)
 
-    def add_run(self, refs: Sequence[SampleRef]) -> tuple[int, list[Rows]]:
-        """Take samples as others do; one by one where `max_packs` may leave some out."""
-        return super().add_run(refs) if self.max_packs is None else (0, [])
-
-    def _place(self, ref: SampleRef) -> None:
-        if ref.size > self._capacity:
-            self._pass([ref])
-        else:
-            super()._place(ref)
-
-    @property
-    def row_tokens(self) -> int:
-        """Return that part of `max_tokens`."""
-        return self._capacity
+    def sizes_kept(self) -> tuple[int, float] | None:
+        """Return what others do; None where `max_packs` leaves out samples of any size."""
+        return super().sizes_kept() if self.max_packs is None else None
 
     def count(self, histogram: Histogram) -> int:
         """Return how many packs `pack` makes of a window with so many samples of each size."""

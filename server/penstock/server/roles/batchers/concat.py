@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import ClassVar
 
 from penstock.server.core.refs import Row, Rows, SampleRef
@@ -75,14 +76,9 @@ class ConcatPackingBatcher(PackingBatcher):
                 self._row, self._room = [], self.max_tokens
         return cut_batches(self._finished, self.rows, self.rows)
 
-    def add_run(self, refs: Sequence[SampleRef]) -> tuple[int, list[Rows]]:
-        """Take samples up to one that finishes a batch or is empty."""
-        for taken, ref in enumerate(refs):
-            if not ref.size:
-                return taken, []
-            if batches := self.add(ref):
-                return taken + 1, batches
-        return len(refs), []
+    def sizes_kept(self) -> tuple[int, float]:
+        """Return that only empty ones are left out."""
+        return 1, inf
 
     @property
     def pending(self) -> Sequence[SampleRef]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.server.core.refs import Row, Rows, SampleRef, Span
 from penstock.server.roles.base import Sample, SampleBatcher
@@ -12,6 +16,9 @@ from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import BadItem, InvalidJob
 
 OVERLONG = ("split", "truncate", "drop", "alone", "error")
+
+Integers = npt.NDArray[np.int64]
+SizesT = TypeVar("SizesT", int, Integers)
 
 
 class PackingBatcher(SampleBatcher):
@@ -115,7 +122,14 @@ class RowPackingBatcher(PackingBatcher):
         self.max_tokens = check_whole("max_tokens", max_tokens, 1, "the tokens of a row")
         self.rows = check_whole("rows", rows, 1, "the rows of a batch")
         self.overlong = check_choice("overlong", overlong, OVERLONG)
+        self._most_shared = self.max_tokens - 1
         self._finished: list[Row] = []
+
+    def state(self) -> Any:
+        """Return what is held; what follows from parameters is left out."""
+        state = super().state()
+        del state["_most_shared"]
+        return state
 
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Take one sample; return the batches that the rows that it finished have completed.
@@ -123,27 +137,44 @@ class RowPackingBatcher(PackingBatcher):
         Raises:
             BadItem: The sample is longer than a row and `overlong` is `error`. Nothing was taken.
         """
-        if ref.size < self.max_tokens:
-            if ref.size:
-                self._place(ref)
-            else:
-                self._dropped["empty"] += 1
-        elif ref.size == self.max_tokens:
+        size = ref.size
+        if 0 < size <= self._most_shared:
+            self._place(ref)
+        elif not size:
+            self._dropped["empty"] += 1
+        elif size <= self.max_tokens:
             self._pass([ref])
         else:
             self._take_overlong(ref)
-        return self._batches(self.rows)
+        rows = self.rows
+        return self._batches(rows) if len(self._finished) >= rows else []
 
-    def add_run(self, refs: Sequence[SampleRef]) -> tuple[int, list[Rows]]:
-        """Take samples up to one that finishes a batch, is empty or fills a row by itself."""
-        place, finished, rows, limit = self._place, self._finished, self.rows, self.max_tokens
-        for taken, ref in enumerate(refs):
-            if not 0 < ref.size < limit:
-                return taken, []
-            place(ref)
-            if len(finished) >= rows:
-                return taken + 1, self._batches(rows)
-        return len(refs), []
+    def sizes_kept(self) -> tuple[int, float] | None:
+        """Return that empty ones are left out, and where `overlong` says so, those above a row."""
+        return 1, self.max_tokens if self.overlong in ("drop", "error") else inf
+
+    @property
+    def most_shared(self) -> int:
+        """Return the size of the largest sample that may share a row with others."""
+        return self._most_shared
+
+    def pieces(self, sizes: Integers) -> Pieces:
+        """Return what of many samples is packed, each as `add` takes it; the others are counted.
+
+        Args:
+            sizes: int64 (n,): the size of each.
+
+        Raises:
+            BadItem: One is longer than a row and `overlong` is `error`; `item` is its number.
+        """
+        self._dropped["empty"] += int(np.count_nonzero(sizes == 0))
+        slots = np.flatnonzero((sizes > 0) & (sizes <= self.max_tokens))
+        starts = stops = np.full(len(slots), -1, np.int64)
+        long = np.flatnonzero(sizes > self.max_tokens)
+        if len(long):
+            every = zip((slots, starts, stops), self._cut(long, sizes[long]), strict=True)
+            slots, starts, stops = map(np.concatenate, every)
+        return Pieces(slots, starts, stops, np.where(starts < 0, sizes[slots], stops - starts))
 
     @property
     def pending(self) -> Sequence[SampleRef]:
@@ -177,7 +208,7 @@ class RowPackingBatcher(PackingBatcher):
 
     @abstractmethod
     def _place(self, ref: SampleRef) -> None:
-        """Take a sample of 1 to `max_tokens - 1` tokens."""
+        """Take a sample of 1 to `most_shared` tokens."""
 
     @abstractmethod
     def _held(self) -> Iterator[SampleRef]:
@@ -195,39 +226,83 @@ class RowPackingBatcher(PackingBatcher):
         self._finish(row)
 
     def _take_overlong(self, ref: SampleRef) -> None:
-        if self.overlong == "split":
-            self._split(ref)
-        elif self.overlong == "truncate":
-            self._counts["overlong_truncated"] += 1
-            self._counts["truncated_tokens"] += ref.size - self.max_tokens
-            self._pass([piece(ref, 0, self.max_tokens)])
-        elif self.overlong == "drop":
-            self._dropped["overlong"] += 1
-        elif self.overlong == "alone":
-            self._counts["overlong_alone"] += 1
+        if self.overlong == "error":
+            raise too_long(ref.size, self.max_tokens, list(ref.item), f"{ref.item}: ")
+        kept = self._kept(ref.size, 1)
+        if self.overlong == "alone":
             self._pass([ref])
-        else:
-            reason = why_too_long(ref.size, self.max_tokens)
-            raise BadItem(f"{ref.item}: {reason}", item=list(ref.item), stage="draw", reason=reason)
-
-    def _split(self, ref: SampleRef) -> None:
-        self._counts["overlong_split"] += 1
-        full = ref.size - ref.size % self.max_tokens
+            return
+        full = kept - kept % self.max_tokens
         for start in range(0, full, self.max_tokens):
             self._pass([piece(ref, start, start + self.max_tokens)])
-        if full < ref.size:
-            self._place(piece(ref, full, ref.size))
+        if full < kept:
+            rest = piece(ref, full, kept)
+            if rest.size <= self._most_shared:
+                self._place(rest)
+            else:
+                self._pass([rest])
+
+    def _cut(self, slots: Integers, sizes: Integers) -> tuple[Integers, Integers, Integers]:
+        """Return slots, starts and stops of the pieces of many overlong samples."""
+        most = self.max_tokens
+        if self.overlong == "error":
+            raise too_long(int(sizes[0]), most, int(slots[0]))
+        kept = self._kept(sizes, len(sizes))
+        if self.overlong == "alone":
+            whole = np.full(len(slots), -1, np.int64)
+            return slots, whole, whole
+        number = -(-kept // most)
+        firsts = np.repeat(np.cumsum(number) - number, number)
+        starts = (np.arange(len(firsts)) - firsts) * most
+        return (
+            np.repeat(slots, number),
+            starts,
+            np.minimum(starts + most, np.repeat(kept, number)),
+        )
+
+    def _kept(self, sizes: SizesT, samples: int) -> SizesT:
+        """Count overlong samples; return how much of each is kept, from its beginning.
+
+        Args:
+            sizes: Of one, or of each.
+            samples: How many they are.
+        """
+        if self.overlong == "drop":
+            self._dropped["overlong"] += samples
+            return sizes * 0
+        if self.overlong == "truncate":
+            self._counts["overlong_truncated"] += samples
+            self._counts["truncated_tokens"] += int(np.sum(sizes)) - samples * self.max_tokens
+            return sizes * 0 + self.max_tokens
+        self._counts[f"overlong_{self.overlong}"] += samples
+        return sizes
 
     def _batches(self, least: int) -> list[Rows]:
         return cut_batches(self._finished, self.rows, least)
 
 
-def why_too_long(size: int, most: int) -> str:
-    """Return why a sample does not fit into a row, and what to do, with `overlong: error`."""
-    return (
+class Pieces(NamedTuple):
+    """What of many samples is packed: those that fit into a row, and pieces of those that do not.
+
+    Attributes:
+        slots: int64 (n,): the sample of each, by its number.
+        starts, stops: int64 (n,): the part of it; -1 = all.
+        sizes: int64 (n,): the size of each.
+    """
+
+    slots: Integers
+    starts: Integers
+    stops: Integers
+    sizes: Integers
+
+
+def too_long(size: int, most: int, item: list[Any] | int, whose: str = "") -> BadItem:
+    """Return the error of a sample that does not fit into a row, with `overlong: error`."""
+    reason = (
         f"{size} tokens do not fit into a row of {most}: raise max_tokens, set overlong to split, "
         "truncate or drop, or shorten it in the processor"
     )
+    return BadItem(whose + reason, item=item, stage="draw", reason=reason)
 
 
 def cut_batches(finished: list[Row], rows: int, least: int) -> list[Rows]:
@@ -259,10 +334,11 @@ def holds_item(row: Row, ref: SampleRef) -> bool:
 __all__ = [
     "OVERLONG",
     "PackingBatcher",
+    "Pieces",
     "RowPackingBatcher",
     "cut_batches",
     "holds_item",
     "piece",
     "sample_key",
-    "why_too_long",
+    "too_long",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import Any, ClassVar
 
 from penstock.server.core.refs import Row, Rows, SampleRef
@@ -123,15 +124,10 @@ class SequentialPackingBatcher(PackingBatcher):
             self._offer(deque([None]))
         return cut_batches(self._finished, self.rows, self.rows)
 
-    def add_run(self, refs: Sequence[SampleRef]) -> tuple[int, list[Rows]]:
-        """Take samples up to one that finishes a batch, or is empty or overlong."""
+    def sizes_kept(self) -> tuple[int, float]:
+        """Return that empty and overlong ones are left out; none where rows have a count."""
         budget = self.max_sequence_length
-        for taken, ref in enumerate(refs):
-            if budget is not None and not 0 < ref.size < budget:
-                return taken, []
-            if batches := self.add(ref):
-                return taken + 1, batches
-        return len(refs), []
+        return (0, inf) if budget is None else (1, budget - 1)
 
     @property
     def pending(self) -> Sequence[SampleRef]:
