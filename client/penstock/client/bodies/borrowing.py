@@ -34,9 +34,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.client.bodies.buffers import Allocator, Lease, Pinner
+from penstock.client.bodies.buffers import BodyAllocator, Lease, Pinner
 from penstock.client.bodies.lifetimes import Passing, keep_until, release_kept
-from penstock.client.calls.background_thread import aside, tell
+from penstock.client.calls.background_thread import in_background, log_in_background
 from penstock.wire import memory
 from penstock.wire.errors import BadFrame, PenstockError, Unreachable
 from penstock.wire.v1 import feed_pb2
@@ -152,7 +152,9 @@ class _Arena:
                 view = mmap.mmap(self.fd, self.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
             except OSError as error:
                 self.cannot_pin = True
-                tell(logger.warning, "lent batches are copied within the host: %s", error)
+                log_in_background(
+                    logger.warning, "lent batches are copied within the host: %s", error
+                )
                 return None
             whole = np.frombuffer(view, np.uint8)
             if pinner.register(whole, nbytes):
@@ -259,7 +261,7 @@ class Borrower:
             what keeping takes.
     """
 
-    def __init__(self, path: str, pool: Allocator | None = None) -> None:
+    def __init__(self, path: str, pool: BodyAllocator | None = None) -> None:
         _require_keeping()
         # Not to be kept by it: a borrower whose Loader is gone may live until others sort it out.
         self._pool = None if pool is None else weakref.ref(pool)
@@ -401,7 +403,7 @@ class Borrower:
         if self._settled % HEAR_EVERY == 0:
             self._hear_what_is_there()
 
-    def leased_bytes(self, pool: Allocator) -> int:
+    def leased_bytes(self, pool: BodyAllocator) -> int:
         """Return the bytes of what is held beside a pool: of bodies that somebody may still read.
 
         It takes no lock, as the consumer asks.
@@ -616,7 +618,7 @@ whichever threads make them."""
 _stranded: list[socket.socket] = []
 
 
-def borrowed_bytes(pool: Allocator) -> int:
+def borrowed_bytes(pool: BodyAllocator) -> int:
     """Return the bytes of lent bodies that are held beside a Loader's own memory."""
     return sum(borrower.leased_bytes(pool) for borrower in list(_living.values()))
 
@@ -625,7 +627,7 @@ def _before_fork() -> None:
     # A child knows nothing of loans: what it reads may not change when its parent gives them back.
     living = list(_living.values())
     if living:
-        aside(lambda _: [borrower.keep_all() for borrower in living])
+        in_background(lambda _: [borrower.keep_all() for borrower in living])
 
 
 def _in_child() -> None:
