@@ -13,8 +13,8 @@ from penstock.client.calls.background_thread import log_in_background
 from penstock.client.calls.node_address import Tls, Token, address_of
 from penstock.client.loop.batches import Batches
 from penstock.client.loop.counters import CountedLoader, count_in
-from penstock.client.loop.lengths import Lengths
 from penstock.client.loop.loader_report import describe, statistics
+from penstock.client.loop.pass_lengths import Lengths
 from penstock.client.loop.passes import Passes
 from penstock.client.loop.reader import LoopReader
 from penstock.client.loop.step_passes import Steps

@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.client.calls.background_thread import log_in_background
 from penstock.client.loop.batches import Batches
-from penstock.client.loop.lengths import Lengths
 from penstock.client.loop.loader_report import describe
+from penstock.client.loop.pass_lengths import Lengths
 from penstock.client.loop.passes import Passes
 from penstock.client.loop.reader import LoopReader, counts_in
 from penstock.client.loop.steps import Batch, Step

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.client.bodies.borrowing import Absent, Borrower, NotLent
+from penstock.client.bodies.borrower_socket import Absent, NotLent
+from penstock.client.bodies.borrowing import Borrower
 from penstock.client.bodies.buffers import BodyAllocator
 from penstock.client.calls.background_thread import log_in_background
 from penstock.client.calls.backoff import Backoff
