@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.client.bodies.buffers import Allocator, BufferPool, Lease
+from penstock.client.bodies.buffers import BodyAllocator, BufferPool, Lease
 from penstock.client.device.driver import Driver
 from penstock.client.device.pinned import PinnedMemory
 from penstock.client.testing import Simulator
 from penstock.wire import ALIGNMENT
 from unit.devices import ANSWERING
 
-ALLOCATORS: dict[str, Callable[[], Allocator]] = {
+ALLOCATORS: dict[str, Callable[[], BodyAllocator]] = {
     "plain": lambda: BufferPool(keep=4),
     "simulated": lambda: BufferPool(keep=4, memory=PinnedMemory(Simulator())),
 }
 
 
-def pinned_by(make: Callable[[], Driver]) -> Allocator:
+def pinned_by(make: Callable[[], Driver]) -> BodyAllocator:
     """Return a pool of a driver's pinned memory."""
     driver = make()
     driver.open()
@@ -39,7 +39,7 @@ ALLOCATORS |= {name: partial(pinned_by, make) for name, make in ANSWERING.items(
 
 
 @pytest.fixture(params=EACH)
-def allocator(request: pytest.FixtureRequest) -> Allocator:
+def allocator(request: pytest.FixtureRequest) -> BodyAllocator:
     """One of each kind."""
     return ALLOCATORS[request.param]()
 
@@ -62,7 +62,7 @@ def where(lease: Lease) -> int:
 
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 4096, 100_000, 5 << 20])
 def test_memory_is_aligned_writable_and_of_the_size_that_was_asked_for(
-    allocator: Allocator, nbytes: int
+    allocator: BodyAllocator, nbytes: int
 ) -> None:
     lease = allocator.lease(nbytes)
 
@@ -84,7 +84,9 @@ LAST: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("kind", LAST)
-def test_memory_is_lent_again_when_the_last_view_is_gone(allocator: Allocator, kind: str) -> None:
+def test_memory_is_lent_again_when_the_last_view_is_gone(
+    allocator: BodyAllocator, kind: str
+) -> None:
     """And never before: the lease itself may be gone, a view of it counts."""
     lease = allocator.lease(5000)
     address = where(lease)
@@ -102,7 +104,9 @@ def test_memory_is_lent_again_when_the_last_view_is_gone(allocator: Allocator, k
     assert where(allocator.lease(5000)) == address
 
 
-def test_memory_is_lent_again_only_when_every_event_has_come_to_pass(allocator: Allocator) -> None:
+def test_memory_is_lent_again_only_when_every_event_has_come_to_pass(
+    allocator: BodyAllocator,
+) -> None:
     """A device reads on when all views on the host are gone."""
     lease = allocator.lease(5000)
     address, copies = where(lease), [Copy(), Copy()]
@@ -119,7 +123,7 @@ def test_memory_is_lent_again_only_when_every_event_has_come_to_pass(allocator: 
     assert address in map(where, found)
 
 
-def test_an_event_that_cannot_be_asked_is_asked_again(allocator: Allocator) -> None:
+def test_an_event_that_cannot_be_asked_is_asked_again(allocator: BodyAllocator) -> None:
     """A device that fails for a moment: nothing is forgotten, and nothing is lent before."""
 
     class Failing(Copy):
@@ -142,7 +146,7 @@ def test_an_event_that_cannot_be_asked_is_asked_again(allocator: Allocator) -> N
 
 
 def test_an_event_that_has_come_to_pass_does_not_end_a_lease_with_views(
-    allocator: Allocator,
+    allocator: BodyAllocator,
 ) -> None:
     lease = allocator.lease(5000)
     copy = Copy()
@@ -152,7 +156,7 @@ def test_an_event_that_has_come_to_pass_does_not_end_a_lease_with_views(
     assert where(allocator.lease(5000)) != where(lease)
 
 
-def test_leases_never_overlap(allocator: Allocator) -> None:
+def test_leases_never_overlap(allocator: BodyAllocator) -> None:
     """Those that have not ended, whatever was asked for and ended before."""
     rng = random.Random(7)
     held: list[Lease] = []
@@ -164,7 +168,7 @@ def test_leases_never_overlap(allocator: Allocator) -> None:
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
-def test_leases_of_many_threads_never_overlap(allocator: Allocator) -> None:
+def test_leases_of_many_threads_never_overlap(allocator: BodyAllocator) -> None:
     """Each thread writes its number all over its leases and finds it there; collected anywhere."""
     seed = random.randrange(1 << 32)
     wrong: list[str] = []
@@ -190,7 +194,7 @@ def test_leases_of_many_threads_never_overlap(allocator: Allocator) -> None:
     assert wrong == []
 
 
-def test_what_was_lent_long_ago_takes_no_memory(allocator: Allocator) -> None:
+def test_what_was_lent_long_ago_takes_no_memory(allocator: BodyAllocator) -> None:
     """However many bodies came and went, what lies free is bounded."""
     for _ in range(500):
         allocator.lease(200_000)

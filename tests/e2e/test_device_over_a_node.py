@@ -18,8 +18,7 @@ import pytest
 from harness import Server, call_command, serving, write_job_file
 from invariants import eventually
 from penstock.client import Batch, Limits, Loader
-from penstock.client.bodies import borrowing
-from penstock.client.bodies.borrowing import MAX_MAPPINGS
+from penstock.client.bodies.lent_arenas import MAX_MAPPINGS, LentBody
 from penstock.client.device.pinned import PinnedMemory
 from penstock.client.testing import Lazy, Misuse, Random, SimulatedDevice
 from penstock.client.testing.device import DeviceArray
@@ -275,7 +274,7 @@ def test_a_loan_that_goes_back_before_its_copy_is_found(
 ) -> None:
     """The node writes there, or the arena is unpinned, and the device has not read it."""
     device = SimulatedDevice(Lazy())
-    monkeypatch.setattr(borrowing, "_is_over", lambda lease: True)
+    monkeypatch.setattr(LentBody, "is_over", lambda body: True)
     try:
         # Found by a call of the thread that copies, or of the feed's, whose failure names it. That
         # ends the stream, and with it the loan: which of the two is told first is a race.

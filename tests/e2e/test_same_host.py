@@ -28,14 +28,10 @@ from harness import ENVIRONMENT, Server, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader
 from penstock.client.bodies import borrowing
-from penstock.client.bodies.borrowing import (
-    HEAR_EVERY,
-    MAX_MAPPINGS,
-    Borrower,
-    NotLent,
-    borrowed_bytes,
-)
+from penstock.client.bodies.borrower_socket import NotLent
+from penstock.client.bodies.borrowing import LOOK_EVERY, Borrower, borrowed_bytes
 from penstock.client.bodies.buffers import BufferPool
+from penstock.client.bodies.lent_arenas import MAX_MAPPINGS
 from penstock.server.node.arena import ArenaWriter
 from penstock.server.node.room import GAVE_WAY
 from penstock.wire import LENT_BYTES, memory
@@ -500,7 +496,7 @@ def test_an_arena_that_the_node_gave_up_is_given_up_here(runtime: Path) -> None:
         borrower.settle(0)
         assert told.wait(30)
 
-        for _ in range(HEAR_EVERY):
+        for _ in range(LOOK_EVERY):
             borrower.settle(0)
 
         assert len(arenas_mapped()) == mapped

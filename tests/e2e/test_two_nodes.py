@@ -18,7 +18,7 @@ from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
 from penstock.client.reading.dealing import deal
 from penstock.client.reading.feed import Feed
-from penstock.client.reading.route import Node
+from penstock.client.reading.route import FeedNode
 from penstock.client.session.session import Session
 from penstock.wire.order import Share
 from penstock.wire.transport import ReadCall, Transport
@@ -69,7 +69,7 @@ class Read:
     """What a feed over some nodes is made of."""
 
     session: Session
-    dealt: list[Node]
+    dealt: list[FeedNode]
 
 
 @contextlib.contextmanager
@@ -96,7 +96,7 @@ def connected(servers: list[Server], job: str, share: Share) -> Iterator[Read]:
             finite=told[0].finite,
         )
         dealt = [
-            Node(transport, server.address, part)
+            FeedNode(transport, server.address, part)
             for transport, server, part in zip(transports, servers, lanes, strict=True)
         ]
         yield Read(session, dealt)

@@ -57,7 +57,7 @@ def test_sizes_that_were_once_used_give_way_to_those_in_use(
 
 
 class OneSpan:
-    """Memory with room for one body: a `Memory`."""
+    """Memory with room for one body: a `BodyMemory`."""
 
     def __init__(self) -> None:
         self.is_taken = False

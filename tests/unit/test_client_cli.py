@@ -478,7 +478,7 @@ def test_a_group_of_many_ranks_hides_no_other(height: int, slowest: int | None) 
             reader["sent_tokens"] += 1000 * batches
         return found
 
-    samples = top.Samples(status(0), 0.0)
+    samples = top.StatusSamples(status(0), 0.0)
     samples.add(status(1), 1.0)
 
     lines = top.render("node", samples, 120, height).splitlines()
@@ -527,10 +527,10 @@ def test_a_reader_whose_steps_are_longer_than_a_refresh_moves() -> None:
         reader = {"group": "run", "rank": 0, "world_size": 1, "sent_batches": batches}
         return {"node": node, "jobs": [{"name": "code", "groups": [reader]}]}
 
-    def shown(samples: top.Samples) -> float | None:
+    def shown(samples: top.StatusSamples) -> float | None:
         return samples.rate("code", samples.status["jobs"][0]["groups"][0], "sent_batches")
 
-    samples = top.Samples(status(0), 0.0)
+    samples = top.StatusSamples(status(0), 0.0)
     rates = []
     for second in range(1, 31):
         samples.add(status(second // 5), float(second))
@@ -551,7 +551,7 @@ def test_rates_of_top_are_those_of_a_while() -> None:
         job = {"name": "code", "groups": [reader], "cursors": {"run": 3}}
         return {"node": node, "jobs": [job]}
 
-    samples = top.Samples(status(10), 0.0)
+    samples = top.StatusSamples(status(10), 0.0)
     first = top.render("node", samples).splitlines()[-1]
     samples.add(status(30), 2.0)
     second = top.render("node", samples).splitlines()
@@ -600,7 +600,7 @@ def busy_node(jobs: int = 2, groups: int = 2, ranks: int = 3, name: str = "run")
 )
 def test_top_fits_its_terminal(width: int, name: str) -> None:
     """No line is wider, wide characters count twice; what is needed most stays."""
-    samples = top.Samples(busy_node(name=name), 0.0)
+    samples = top.StatusSamples(busy_node(name=name), 0.0)
     samples.add(busy_node(name=name), 1.0)
 
     shown = top.render("dns:///penstock.training.svc.cluster.local:50051", samples, width)
@@ -630,7 +630,7 @@ def test_a_name_that_is_too_long_keeps_both_ends(name: str, width: int, shown: s
 
 
 def test_top_sorts_by_job_group_and_rank() -> None:
-    shown = top.render("node", top.Samples(busy_node(), 0.0))
+    shown = top.render("node", top.StatusSamples(busy_node(), 0.0))
 
     readers = [line.split()[:2] for line in shown.splitlines() if line.startswith("  run-")]
     one = [[f"run-{group}", f"{rank}/3"] for group in range(2) for rank in range(3)]

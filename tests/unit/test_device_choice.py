@@ -19,7 +19,7 @@ from penstock.client.values.arrival import Arrival
 from penstock.client.values.decoder_choice import check_values, make_decoder
 from penstock.client.values.device_choice import check_device, decoder_for
 from penstock.client.values.device_decoder import DeviceDecoder
-from penstock.client.values.value_decoder import Decoder, NumpyDecoder
+from penstock.client.values.value_decoder import NumpyDecoder, ValueDecoder
 from penstock.wire.errors import CannotPin, InvalidRequest, MissingExtra, NoDevice
 from unit.served import ServedNode
 from unit.simulated_cupy import Cuda, driver_over
@@ -218,7 +218,7 @@ def test_where_nothing_can_be_pinned_another_decoder_is_taken(node: ServedNode) 
     device, reasons = SimulatedDevice(), []
     device.simulator.before = before
 
-    def instead(error: CannotPin) -> Decoder:
+    def instead(error: CannotPin) -> ValueDecoder:
         reasons.append(str(error))
         return NumpyDecoder(Arrival())
 

@@ -15,7 +15,7 @@ import pytest
 from harness import Server, serving
 from penstock.client.loader import DEADLINE_S
 from penstock.client.reading import waiting
-from penstock.client.session.loader_state import FORMAT, State
+from penstock.client.session.loader_state import FORMAT, LoaderState
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S
 
 HOME = Path(__file__).parents[2]
@@ -111,7 +111,7 @@ def test_numbers_are_those_of_the_code() -> None:
     assert f"after {waiting.LOG_EVERY_S:.0f} seconds the training process logs" in page
     assert "the node retries for a minute" in page
     assert RETRY_DEADLINE_S == 60
-    state = State("numbers", ((0, ""),), "", "run-2", 6, 2).to_dict()
+    state = LoaderState("numbers", ((0, ""),), "", "run-2", 6, 2).to_dict()
     kept = {key: state[key] for key in state if key not in ("log_id", "timeline", "store")}
     assert f"\n{kept}\n" in page
     assert kept["format"] == FORMAT

@@ -17,7 +17,7 @@ import pytest
 from penstock.client import Limits
 from penstock.client.bodies.buffers import BufferPool, Lease, size_class
 from penstock.client.device.copier import Copier
-from penstock.client.device.free_spans import Spans
+from penstock.client.device.free_spans import FreeSpans
 from penstock.client.device.pinned import BODIES, SHARE, PinnedMemory, default_pinned_bytes
 from penstock.client.device.trouble import cannot_pin
 from penstock.client.testing import Lazy, SimulatedDevice, Simulator
@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 def test_spans_never_overlap_and_grow_together_again() -> None:
     seed = random.randrange(1 << 32)
-    rng, spans, taken = random.Random(seed), Spans(10_000), list[tuple[int, int]]()
+    rng, spans, taken = random.Random(seed), FreeSpans(10_000), list[tuple[int, int]]()
     for _ in range(5000):
         nbytes = rng.randrange(1, 2000)
         if rng.random() < 0.5 and taken:

@@ -9,22 +9,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Never, NoReturn
 
-from penstock.client.calls.background_thread import tell
+from penstock.client.calls.background_thread import log_in_background
 from penstock.client.calls.node_address import Tls, Token, address_of
 from penstock.client.loop.batches import Batches
-from penstock.client.loop.counters import Counted, count_in
-from penstock.client.loop.lengths import Lengths
+from penstock.client.loop.counters import CountedLoader, count_in
 from penstock.client.loop.loader_report import describe, statistics
+from penstock.client.loop.pass_lengths import Lengths
 from penstock.client.loop.passes import Passes
-from penstock.client.loop.reader import Reader
+from penstock.client.loop.reader import LoopReader
 from penstock.client.loop.step_passes import Steps
 from penstock.client.loop.steps import Batch, BatchInfo, BatchLayout
 from penstock.client.run.loader_resources import Resources
 from penstock.client.run.options import LIMITS, Limits, Options, one_rank
 from penstock.client.run.ranks import Ranks, WorldRank
 from penstock.client.run.unknown_parameters import refuse_unknown
-from penstock.client.session.loader_state import State
-from penstock.client.session.session import Start
+from penstock.client.session.loader_state import LoaderState
+from penstock.client.session.session import StartPoint
 from penstock.wire.checks import step_argument
 from penstock.wire.errors import InvalidRequest, NoGroup, PastEnd, PositionFar
 from penstock.wire.transport import Transport
@@ -170,9 +170,9 @@ class Loader:
             metrics=metrics,
         )
         self.target, self.job, self.group = target, job, group
-        self._reader = Reader(options, resources)
+        self._reader = LoopReader(options, resources)
         self._opener, self._passes = self._reader.opener, Passes(self._reader, options)
-        self._counted: Counted | None = None
+        self._counted: CountedLoader | None = None
         if metrics is not None:
             self._counted = count_in(metrics, self._reader, job, group)
         if options.ranks.is_given:
@@ -363,11 +363,13 @@ class Loader:
         self._refuse_eval("seek")
         info = self._opener.info
         if position is not None:
-            start = Start(position=position)
+            start = StartPoint(position=position)
         else:
             assert step is not None
             timeline = ((0, info.log_id.hex()),)
-            start = Start(step, State(self.job, timeline, info.store, self.group, 0, step))
+            start = StartPoint(
+                step, LoaderState(self.job, timeline, info.store, self.group, 0, step)
+            )
         before = self._reader.at
         self._reader.restart(start)
         try:
@@ -392,7 +394,7 @@ class Loader:
         counted = self._reader.counted
         self._passes.notice_ahead()
         step = share.step(counted)
-        return State(
+        return LoaderState(
             job=self.job,
             timeline=tuple((step, log_id.hex()) for step, log_id in session.timeline),
             store=session.store,
@@ -414,14 +416,14 @@ class Loader:
         """
         self._reader.check()
         self._refuse_eval("load_state_dict")
-        found = State.from_dict(state)
+        found = LoaderState.from_dict(state)
         found.check_loadable(self.job, self._options.batches_per_step, self.world_rank.world_size)
         info = self._opener.info
         found.check_log(info.log_id.hex())
         # `local:` opens its store with the first use of a group, and compares it then.
         if self.group is not None and info.store and found.store != info.store:
             found.check_store(info.store, start_is_given=isinstance(self._options.start, int))
-            tell(
+            log_in_background(
                 logger.warning,
                 "group %r of job %r: the state comes from store %s; going on in store %s",
                 self.group,
@@ -429,7 +431,7 @@ class Loader:
                 found.store,
                 info.store,
             )
-        self._reader.restart(Start(found.step, found))
+        self._reader.restart(StartPoint(found.step, found))
 
     # --- looking and ending ---
 

@@ -83,7 +83,7 @@ class Lease(NamedTuple):
         return self.array.nbytes
 
 
-class Allocator(Protocol):
+class BodyAllocator(Protocol):
     """Lends memory for bodies. `tests/contract/test_allocators.py` is what it must hold to."""
 
     def lease(self, nbytes: int) -> Lease:
@@ -98,11 +98,11 @@ class Allocator(Protocol):
         ...
 
 
-class Memory(Protocol):
+class BodyMemory(Protocol):
     """Memory that bodies should land in as long as it has room: pinned, for a device."""
 
     def lease(self, nbytes: int) -> Lease | None:
-        """Return a lease of at least 1 byte, as `Allocator.lease` does, or None without room."""
+        """Return a lease of at least 1 byte, as `BodyAllocator.lease` does; None = no room."""
         ...
 
     def statistics(self) -> dict[str, int]:
@@ -150,7 +150,7 @@ class _Taken(NamedTuple):
 
 
 class BufferPool:
-    """Leases of pooled storage: an `Allocator`.
+    """Leases of pooled storage: a `BodyAllocator`.
 
     Free storage is bounded: by `MIN_FREE_BYTES`, or by `keep` bodies of the largest size in use,
     whichever is more.
@@ -162,7 +162,7 @@ class BufferPool:
     """
 
     def __init__(
-        self, keep: int, keep_bytes: int = sys.maxsize, memory: Memory | None = None
+        self, keep: int, keep_bytes: int = sys.maxsize, memory: BodyMemory | None = None
     ) -> None:
         self._keep, self._keep_bytes, self._memory = keep, keep_bytes, memory
         self._lock = threading.Lock()
@@ -176,7 +176,7 @@ class BufferPool:
         # A device may read on when the pool is gone; at exit it is gone by itself.
         weakref.finalize(self, _outlive, self._leased, self._awaited).atexit = False
 
-    def use(self, memory: Memory | None) -> None:
+    def use(self, memory: BodyMemory | None) -> None:
         """Lend this from now on; what is leased stays as it is. It takes no lock."""
         self._memory = memory
 
@@ -193,9 +193,9 @@ class BufferPool:
             size = size_class(nbytes)
             self._sort_in()
             self._largest = max(self._largest, size)
-            shelf = self._free.get(size)
-            if shelf:
-                storage = shelf.pop()
+            free = self._free.get(size)
+            if free:
+                storage = free.pop()
                 self._free_bytes -= size
             else:
                 storage = _new(size)
@@ -258,11 +258,11 @@ def _outlive(leased: Lifetimes[_Taken], awaited: deque[_Taken]) -> None:
 
 __all__ = [
     "MIN_FREE_BYTES",
-    "Allocator",
+    "BodyAllocator",
+    "BodyMemory",
     "BufferPool",
     "Lease",
     "Lent",
-    "Memory",
     "Pinner",
     "size_class",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.client.bodies.borrowing import Borrower
-from penstock.client.bodies.buffers import Allocator, Lease
+from penstock.client.bodies.buffers import BodyAllocator, Lease
 from penstock.wire import LENT_BYTES, frame
 from penstock.wire.errors import BadFrame
 from penstock.wire.v1 import feed_pb2
@@ -27,7 +27,7 @@ class Landing:
         sent_because: Why a body was sent that could have been lent, in words.
     """
 
-    def __init__(self, pool: Allocator, borrower: Borrower | None) -> None:
+    def __init__(self, pool: BodyAllocator, borrower: Borrower | None) -> None:
         self._pool, self._borrower = pool, borrower
         self._lent_batches = 0
         self.sent_because = ""

@@ -21,7 +21,7 @@ class Lifetimes(Generic[T]):
     """
 
     def __init__(self) -> None:
-        # By the id of the reference, which must live to be told.
+        # By the id of the reference, which must live to be called.
         self._watched: dict[int, tuple[weakref.ref[Any], T]] = {}
         self._gone: deque[weakref.ref[Any]] = deque()
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from penstock.client.bodies.buffers import BufferPool, Lease, Memory
+from penstock.client.bodies.buffers import BodyMemory, BufferPool, Lease
 
 
 class Waited(NamedTuple):
@@ -69,7 +69,7 @@ class Stage:
 
 
 class TimedPool:
-    """A pool, which notes how long it is waited for: an `Allocator`.
+    """A pool, which notes how long it is waited for: a `BodyAllocator`.
 
     Args:
         pool: Whose memory it lends.
@@ -81,7 +81,7 @@ class TimedPool:
     def __init__(self, pool: BufferPool) -> None:
         self._pool, self.lending = pool, Stage()
 
-    def use(self, memory: Memory | None) -> None:
+    def use(self, memory: BodyMemory | None) -> None:
         """Lend this kind of memory from now on; see `BufferPool.use`."""
         self._pool.use(memory)
 

@@ -27,7 +27,7 @@ SLICE_S = 0.5
 """A wait is cut into pieces: a signal that comes right before one, or to another thread, does not
 end it, and its handler runs after it."""
 
-TELL_S = 1.0
+LOG_S = 1.0
 """How long the caller waits until a message is logged."""
 
 
@@ -39,7 +39,7 @@ class Patience(Protocol):
         ...
 
 
-def aside(work: Callable[[Patience], T], *, patience_s: float = -1) -> T:
+def in_background(work: Callable[[Patience], T], *, patience_s: float = -1) -> T:
     """Return what `work` returns, computed on a thread of its own.
 
     If an exception interrupts the wait, the work goes on: so it must be safe to do it once more.
@@ -88,7 +88,7 @@ def aside(work: Callable[[Patience], T], *, patience_s: float = -1) -> T:
     return results.pop()
 
 
-def tell(write: Callable[..., None], message: str, *values: Any) -> None:
+def log_in_background(write: Callable[..., None], message: str, *values: Any) -> None:
     """Log a message from a thread that cannot be interrupted while it holds the logger's lock.
 
     Args:
@@ -98,9 +98,9 @@ def tell(write: Callable[..., None], message: str, *values: Any) -> None:
     """
     shown = [plain_lines(value) if isinstance(value, str) else value for value in values]
     try:
-        aside(lambda _: write(message, *shown), patience_s=TELL_S)
+        in_background(lambda _: write(message, *shown), patience_s=LOG_S)
     except TimeoutError:
         return  # another thread holds the logger's lock: the message comes when it is free
 
 
-__all__ = ["Patience", "aside", "tell"]
+__all__ = ["Patience", "in_background", "log_in_background"]

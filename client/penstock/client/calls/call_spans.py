@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from penstock.client.calls.background_thread import aside
+from penstock.client.calls.background_thread import in_background
 from penstock.wire import tracing
 
 T = TypeVar("T")
@@ -30,7 +30,9 @@ def traced(name: str, call: Callable[[], T], **attributes: str | int) -> T:
         error = failure
         raise
     finally:
-        aside(lambda _: tracing.record(name, began_ns, attributes, error=error, within=within))
+        in_background(
+            lambda _: tracing.record(name, began_ns, attributes, error=error, within=within)
+        )
 
 
 __all__ = ["traced"]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from penstock.client.calls.background_thread import Patience, aside, tell
+from penstock.client.calls.background_thread import Patience, in_background, log_in_background
 from penstock.client.calls.backoff import Backoff
 from penstock.client.calls.call_spans import traced
 from penstock.client.calls.node_status import parse_status
@@ -241,13 +241,14 @@ class Control:
     def call(self, method: str, request: Message, reply: type[ReplyT]) -> ReplyT:
         """Call one method, again while the node cannot be reached.
 
-        Safe where a signal handler raises: the call is made aside, and may be made once more.
+        Safe where a signal handler raises: the call is made in the background, and may be made once
+        more.
 
         Raises:
             PenstockError: What the server says is wrong.
             Unreachable: No answer within the deadline.
         """
-        return aside(lambda patience: self._call(method, request, reply, patience))
+        return in_background(lambda patience: self._call(method, request, reply, patience))
 
     def _call(
         self, method: str, request: Message, reply: type[ReplyT], patience: Patience
@@ -277,7 +278,9 @@ class Control:
             if waited >= log_at:
                 log_at = waited + LOG_EVERY_S
                 left = self._deadline_s - waited
-                tell(logger.warning, "%s; trying for %.0f s more (%s)", away, left, method)
+                log_in_background(
+                    logger.warning, "%s; trying for %.0f s more (%s)", away, left, method
+                )
             if patience.acquire(timeout=wait):
                 raise away  # the caller does not wait any more
 

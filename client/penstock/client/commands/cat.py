@@ -120,12 +120,12 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print batches until the requested number, or the job's end, is reached."""
     _check(args)
-    show, accounts = _printer(args), Accounts()
+    show, accounts = _printer(args), PrintedCounts()
     try:
         return _print(args, accounts.adding(show))
     finally:
         if not args.json:
-            accounts.tell()
+            accounts.show()
 
 
 def _print(args: argparse.Namespace, show: Show) -> int:
@@ -259,7 +259,7 @@ def _show_json(batch: Batch) -> None:
     print_json(batch_record(batch.header, batch.body, batch.step))
 
 
-class Accounts:
+class PrintedCounts:
     """Adds up what was drawn, left out and cut on the way to the batches that were printed."""
 
     def __init__(self) -> None:
@@ -274,7 +274,7 @@ class Accounts:
 
         return added
 
-    def tell(self) -> None:
+    def show(self) -> None:
         """Say the sums on stderr, if there is more than draws: stdout has a line per batch."""
         if set(self.sums) - {"drawn"}:
             say(f"# in all: {accounting_text(dict(sorted(self.sums.items())))}", error=True)

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not args.once:
         return _watch(args)
     with connected(address_in(args), "", args.timeout) as control:
-        samples = Samples(control.status())
+        samples = StatusSamples(control.status())
         while True:
             time.sleep(args.interval)
             samples.add(control.status())
@@ -124,7 +124,7 @@ def _watch(args: argparse.Namespace) -> int:
     """Redraw the table in place; a node's last status stays, dimmed, while it is gone."""
     print(f"waiting for {plain(args.target)} ...", flush=True)
     with connected(address_in(args), "", args.timeout) as control:
-        samples = Samples(control.status())
+        samples = StatusSamples(control.status())
     print(CLEAR, end="")
     with connected(address_in(args), "", GONE_AFTER_S) as control:
         gone = ""
@@ -138,14 +138,14 @@ def _watch(args: argparse.Namespace) -> int:
                 gone = error.message
 
 
-def _draw(target: str, samples: Samples, gone: str) -> None:
+def _draw(target: str, samples: StatusSamples, gone: str) -> None:
     """Draw at most a screenful, without clearing the screen first."""
     width, height = screen() or (80, 24)
     head: list[str] = []
     if gone:
         away_s = time.monotonic() - samples.at
-        told = folded(plain(gone), width).split("\n")
-        head = [*(cut(line, width) for line in told), f"Its status {away_s:.0f} s ago:", ""]
+        sentence = folded(plain(gone), width).split("\n")
+        head = [*(cut(line, width) for line in sentence), f"Its status {away_s:.0f} s ago:", ""]
     room = max(1, height - 1 - len(head))
     lines = render(target, samples, width, room).split("\n")
     if len(lines) > room:
@@ -157,7 +157,7 @@ def _draw(target: str, samples: Samples, gone: str) -> None:
     print(f"{HOME}{picture}{REST_OF_SCREEN}", end="", flush=True)
 
 
-class Samples:
+class StatusSamples:
     """The last statuses of a node, from which rates are computed.
 
     Args:
@@ -196,7 +196,7 @@ class Samples:
 
 
 def render(
-    target: str, samples: Samples, width: int | None = None, height: int | None = None
+    target: str, samples: StatusSamples, width: int | None = None, height: int | None = None
 ) -> str:
     """Return the table of a node's status, safe for a terminal.
 
@@ -216,7 +216,9 @@ def render(
     return "\n".join(lines)
 
 
-def _table(target: str, samples: Samples, width: int | None, slowest: int | None) -> list[str]:
+def _table(
+    target: str, samples: StatusSamples, width: int | None, slowest: int | None
+) -> list[str]:
     status = samples.status
     lines = wrapped(
         [
@@ -240,7 +242,7 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(busy)} of {len(workers)} workers busy" + (f": {stages}" if stages else "")
 
 
-class Row(NamedTuple):
+class ReaderRow(NamedTuple):
     """A line about a reader, or about all readers of a group.
 
     Attributes:
@@ -265,7 +267,7 @@ class Row(NamedTuple):
 
 
 def _job(
-    job: Mapping[str, Any], samples: Samples, width: int | None, slowest: int | None
+    job: Mapping[str, Any], samples: StatusSamples, width: int | None, slowest: int | None
 ) -> list[str]:
     name = job["name"]
     readers = sorted(
@@ -295,7 +297,7 @@ def _job(
     if not readers:
         return [*lines, "  nobody reads it"]
     cursors = job.get("cursors", {})
-    rows: list[Row] = []
+    rows: list[ReaderRow] = []
     for _, found in groupby(readers, key=lambda reader: str(reader.get("group", ""))):
         rows += _group(name, [*found], samples, slowest)
 
@@ -322,8 +324,8 @@ def _job(
 
 
 def _group(
-    job: str, readers: Sequence[Mapping[str, Any]], samples: Samples, slowest: int | None
-) -> list[Row]:
+    job: str, readers: Sequence[Mapping[str, Any]], samples: StatusSamples, slowest: int | None
+) -> list[ReaderRow]:
     """Return the rows of a group: all its readers, or one for all and the slowest of them.
 
     Args:
@@ -333,8 +335,8 @@ def _group(
         slowest: How many readers get a row of their own beside the group's; None = all of them.
     """
 
-    def row(reader: Mapping[str, Any], group: str) -> Row:
-        return Row(
+    def row(reader: Mapping[str, Any], group: str) -> ReaderRow:
+        return ReaderRow(
             group,
             f"{reader.get('rank', 0)}/{reader.get('world_size', 1)}",
             reader,
@@ -350,7 +352,7 @@ def _group(
     if slowest is None or len(rows) <= slowest + 1:
         return rows
     behind = sorted(rows, key=lambda reader_row: (_step(reader_row.reader), -reader_row.waited_s))
-    whole = Row(
+    whole = ReaderRow(
         group,
         f"all {len(rows)}",
         behind[0].reader,

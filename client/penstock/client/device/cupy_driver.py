@@ -34,7 +34,7 @@ PORTABLE, READ_ONLY = 1, 8
 """`cudaHostRegisterPortable` and `cudaHostRegisterReadOnly`: cupy has no names for them."""
 
 
-class _Used(NamedTuple):
+class _UsedMemory(NamedTuple):
     """Memory of cupy's pool, and what may use it.
 
     Attributes:
@@ -60,11 +60,11 @@ class Retired:
     def __init__(self, device: Any) -> None:
         self._device = device
         self._lock = threading.Lock()  # no signal handler breaks the threads off that take it
-        self._used: Lifetimes[_Used] = Lifetimes()
-        self._ended: list[_Used] = []
-        self._awaited: list[tuple[_Used, list[Any]]] = []
+        self._used: Lifetimes[_UsedMemory] = Lifetimes()
+        self._ended: list[_UsedMemory] = []
+        self._awaited: list[tuple[_UsedMemory, list[Any]]] = []
 
-    def watch(self, owner: Any, used: _Used) -> None:
+    def watch(self, owner: Any, used: _UsedMemory) -> None:
         """Keep memory until its owner is gone, and longer where a stream still uses it."""
         self._used.watch(owner, used)
 
@@ -107,7 +107,7 @@ class CupyMemory(NamedTuple):
     """
 
     array: Any
-    used: _Used
+    used: _UsedMemory
 
 
 class CupyResult(NamedTuple):
@@ -117,7 +117,7 @@ class CupyResult(NamedTuple):
         used: What is known of it.
     """
 
-    used: _Used
+    used: _UsedMemory
 
 
 class _Owner:
@@ -156,7 +156,7 @@ class CupyPort:
 
     def unregister(self, array: NDArray[np.uint8]) -> None:
         """Unpin what was registered."""
-        with self._told("unregister"):
+        with self._failing("unregister"):
             cupy.cuda.runtime.hostUnregister(array.ctypes.data)
 
     def allocate(self, nbytes: int, stream: Any) -> CupyMemory:
@@ -166,7 +166,7 @@ class CupyPort:
 
     def work_on(self, stream: Any, work: Callable[[], T]) -> tuple[T, list[CupyResult]]:
         """Call `work`; all that cupy allocates for it on this thread comes as by `allocate`."""
-        made: list[tuple[_Used, weakref.ref[_Owner]]] = []
+        made: list[tuple[_UsedMemory, weakref.ref[_Owner]]] = []
         allocator = cupy.cuda.get_allocator()
 
         def allocate(nbytes: int) -> Any:
@@ -180,7 +180,7 @@ class CupyPort:
 
     def _allocate(
         self, nbytes: int, stream: Any, allocator: Callable[[int], Any]
-    ) -> tuple[Any, _Used, weakref.ref[_Owner]]:
+    ) -> tuple[Any, _UsedMemory, weakref.ref[_Owner]]:
         """Return a pointer to memory with an owner of its own, what is known of it, and the owner.
 
         Args:
@@ -201,7 +201,7 @@ class CupyPort:
                 raise out_of_memory(f"cuda:{self._index}", nbytes, free, total) from error
         except RuntimeError as error:
             raise self._failed("allocate", error) from error
-        owner, used = _Owner(), _Used(pointer, [])
+        owner, used = _Owner(), _UsedMemory(pointer, [])
         memory = cupy.cuda.UnownedMemory(pointer.ptr, nbytes, owner, self._index)
         self._retired.watch(owner, used)
         return cupy.cuda.MemoryPointer(memory, 0), used, weakref.ref(owner)
@@ -213,7 +213,7 @@ class CupyPort:
     def copy(self, memory: CupyMemory, source: NDArray[np.uint8], nbytes: int, stream: Any) -> None:
         """Queue a copy."""
         runtime = cupy.cuda.runtime
-        with self._told("copy"):
+        with self._failing("copy"):
             runtime.memcpyAsync(
                 memory.array.data.ptr,
                 source.ctypes.data,
@@ -224,12 +224,12 @@ class CupyPort:
 
     def record(self, stream: Any) -> Any:
         """Return a new event of cupy, without times."""
-        with self._told("record"):
+        with self._failing("record"):
             return stream.record(_event())
 
     def wait(self, stream: Any, event: Any, *memory: CupyMemory | CupyResult) -> None:
         """Have a stream wait, and keep the memory for it."""
-        with self._told("wait"):
+        with self._failing("wait"):
             for kept in memory:
                 if stream not in kept.used.streams:
                     kept.used.streams.append(stream)
@@ -237,16 +237,16 @@ class CupyPort:
 
     def query(self, event: Any) -> bool:
         """Tell whether an event has come to pass."""
-        with self._told("query"):
+        with self._failing("query"):
             return bool(event.done)
 
     def synchronize(self, event: Any) -> None:
         """Wait until an event has come to pass."""
-        with self._told("synchronize"):
+        with self._failing("synchronize"):
             event.synchronize()
 
     @contextmanager
-    def _told(self, call: str) -> Iterator[None]:
+    def _failing(self, call: str) -> Iterator[None]:
         try:
             with self._device:  # threads and ranks may have another current one, or none
                 yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 
-class Spans:
+class FreeSpans:
     """The free spans of one piece of memory; neighbours grow together.
 
     Args:
@@ -43,4 +43,4 @@ class Spans:
         self.free_bytes += nbytes
 
 
-__all__ = ["Spans"]
+__all__ = ["FreeSpans"]

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from penstock.client.bodies.buffers import Lease, size_class
 from penstock.client.bodies.lifetimes import Lifetimes, Passing, keep_until
 from penstock.client.bodies.stages import Stage
-from penstock.client.calls.background_thread import tell
-from penstock.client.device.free_spans import Spans
+from penstock.client.calls.background_thread import log_in_background
+from penstock.client.device.free_spans import FreeSpans
 from penstock.client.device.port import End, Port
 from penstock.client.device.trouble import too_little_to_pin
 from penstock.wire import ALIGNMENT
@@ -58,10 +58,10 @@ class _Piece(NamedTuple):
     """A part of the arena, which was pinned at once."""
 
     storage: NDArray[np.uint8]
-    spans: Spans
+    spans: FreeSpans
 
 
-class _Span(NamedTuple):
+class _PinnedSpan(NamedTuple):
     piece: _Piece
     start: int
     nbytes: int
@@ -69,7 +69,7 @@ class _Span(NamedTuple):
 
 
 class PinnedMemory:
-    """What bodies land in on their way to a device: a `buffers.Memory`.
+    """What bodies land in on their way to a device: a `buffers.BodyMemory`.
 
     One span, as long as the largest body, is never lent to those that land: others are staged
     there one after another. So staging waits for copies alone, never for a loop that holds views.
@@ -97,14 +97,14 @@ class PinnedMemory:
         self._lock = threading.Lock()  # no signal handler breaks the threads off that take it
         self._pieces: list[_Piece] = []
         self._largest = 0  # what the span for staging is long enough for
-        self._reserve: _Span | None = None  # that span, where it is free
-        self._leased: Lifetimes[_Span] = Lifetimes()  # of arrays
+        self._reserve: _PinnedSpan | None = None  # that span, where it is free
+        self._leased: Lifetimes[_PinnedSpan] = Lifetimes()  # of arrays
         # Their views are gone, and an event had not come to pass when it was looked at.
-        self._awaited: deque[_Span] = deque()
-        self._staging: deque[tuple[_Span, End]] = deque()
+        self._awaited: deque[_PinnedSpan] = deque()
+        self._staging: deque[tuple[_PinnedSpan, End]] = deque()
         self._leased_bytes = 0
         self._refused_bytes: int | None = None  # the shortest body that there is no arena for
-        self._has_told = False
+        self._has_warned = False
         self.arena_bytes = self.registered_bytes = self.grown = 0
         self.overflowed = self.staged = 0
         self.taking = Stage()
@@ -123,7 +123,7 @@ class PinnedMemory:
                     self._fit(nbytes)
                 except CannotPin as error:
                     self._refused_bytes = nbytes
-                    self._tell(f"a batch of {nbytes:,} bytes lands in plain memory: {error}")
+                    self._warn(f"a batch of {nbytes:,} bytes lands in plain memory: {error}")
             span = self._take(nbytes)
             if span is None:
                 self.overflowed += 1
@@ -166,7 +166,7 @@ class PinnedMemory:
         self.staged += 1
         return staged
 
-    def _take_for_staging(self, nbytes: int, end: End) -> _Span | None:
+    def _take_for_staging(self, nbytes: int, end: End) -> _PinnedSpan | None:
         with self._lock:
             self._sort_in()
             try:
@@ -208,7 +208,7 @@ class PinnedMemory:
         with self._lock:
             own = max(self.arena_bytes, BODIES * size_class(nbytes), self._least_bytes)
             if self.registered_bytes + array.nbytes + own > self._most_bytes:
-                self._tell(
+                self._warn(
                     f"lent batches are copied within the host: {array.nbytes:,} bytes of the "
                     f"node's memory are more than is left of {self._most_bytes:,} that may be "
                     "pinned (limits=Limits(pinned_bytes=))"
@@ -217,7 +217,7 @@ class PinnedMemory:
             try:
                 self._port.register(array)
             except PenstockError as error:
-                self._tell(f"lent batches are copied within the host: {error}")
+                self._warn(f"lent batches are copied within the host: {error}")
                 return False
             self.registered_bytes += array.nbytes
             return True
@@ -261,7 +261,7 @@ class PinnedMemory:
             storage = self._port.pin(wanted)  # enough for staging
         if self._reserve is not None:
             self._reserve.piece.spans.give_back(self._reserve.start, self._reserve.nbytes)
-        piece = _Piece(storage, Spans(wanted))
+        piece = _Piece(storage, FreeSpans(wanted))
         self._pieces.append(piece)
         self.arena_bytes += wanted
         self.grown = len(self._pieces) - 1
@@ -283,7 +283,7 @@ class PinnedMemory:
         self._largest = need
         return True
 
-    def _take(self, nbytes: int) -> _Span | None:
+    def _take(self, nbytes: int) -> _PinnedSpan | None:
         need = _whole(nbytes, ALIGNMENT)
         for piece in self._pieces:
             span = self._cut(piece, need)
@@ -291,11 +291,11 @@ class PinnedMemory:
                 return span
         return None
 
-    def _cut(self, piece: _Piece, nbytes: int) -> _Span | None:
+    def _cut(self, piece: _Piece, nbytes: int) -> _PinnedSpan | None:
         start = piece.spans.take(nbytes)
-        return None if start is None else _Span(piece, start, nbytes, [])
+        return None if start is None else _PinnedSpan(piece, start, nbytes, [])
 
-    def _give_back(self, span: _Span) -> None:
+    def _give_back(self, span: _PinnedSpan) -> None:
         self._leased_bytes -= span.nbytes
         if self._reserve is None and span.nbytes >= self._largest:
             self._reserve = span._replace(events=[])
@@ -315,10 +315,10 @@ class PinnedMemory:
         while self._staging and self._staging[0][1].query():
             self._give_back(self._staging.popleft()[0])
 
-    def _tell(self, sentence: str) -> None:
-        if not self._has_told:
-            self._has_told = True
-            tell(logger.warning, "%s", sentence)
+    def _warn(self, sentence: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            log_in_background(logger.warning, "%s", sentence)
 
 
 def _whole(nbytes: int, unit: int) -> int:
@@ -326,10 +326,12 @@ def _whole(nbytes: int, unit: int) -> int:
 
 
 def _outlive(
-    leased: Lifetimes[_Span], awaited: deque[_Span], staging: deque[tuple[_Span, End]]
+    leased: Lifetimes[_PinnedSpan],
+    awaited: deque[_PinnedSpan],
+    staging: deque[tuple[_PinnedSpan, End]],
 ) -> None:
     """Keep the arena as long as a device may read it, when nobody lends of it any more."""
-    kept: list[tuple[_Span, list[Any]]] = [(span, span.events) for span in leased.values()]
+    kept: list[tuple[_PinnedSpan, list[Any]]] = [(span, span.events) for span in leased.values()]
     kept += [(span, span.events) for span in awaited]
     kept += [(span, [end]) for span, end in staging]
     for span, events in kept:

@@ -70,7 +70,7 @@ class TorchPort:
 
     def unregister(self, array: NDArray[np.uint8]) -> None:
         """Unpin what was registered."""
-        with self._told("unregister"), torch.cuda.device(self._device):
+        with self._failing("unregister"), torch.cuda.device(self._device):
             cudart = torch.cuda.cudart()
             result = cudart.cudaHostUnregister(array.ctypes.data)
             if int(result):
@@ -103,33 +103,33 @@ class TorchPort:
 
     def copy(self, memory: Any, source: NDArray[np.uint8], nbytes: int, stream: Any) -> None:
         """Queue a copy."""
-        with self._told("copy"), torch.cuda.stream(stream):
+        with self._failing("copy"), torch.cuda.stream(stream):
             memory[:nbytes].copy_(torch.from_numpy(source[:nbytes]), non_blocking=True)
 
     def record(self, stream: Any) -> Any:
         """Return a new `torch.cuda.Event`."""
-        with self._told("record"):
+        with self._failing("record"):
             return stream.record_event()
 
     def wait(self, stream: Any, event: Any, *memory: Any) -> None:
         """Have a stream wait, and the allocator keep the memory for it."""
-        with self._told("wait"):
+        with self._failing("wait"):
             stream.wait_event(event)
             for tensor in memory:
                 tensor.record_stream(stream)
 
     def query(self, event: Any) -> bool:
         """Tell whether an event has come to pass."""
-        with self._told("query"):
+        with self._failing("query"):
             return bool(event.query())
 
     def synchronize(self, event: Any) -> None:
         """Wait until an event has come to pass."""
-        with self._told("synchronize"):
+        with self._failing("synchronize"):
             event.synchronize()
 
     @contextmanager
-    def _told(self, call: str) -> Iterator[None]:
+    def _failing(self, call: str) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:

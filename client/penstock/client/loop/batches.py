@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.client.loop.passes import Passes
-from penstock.client.loop.reader import Reader
+from penstock.client.loop.reader import LoopReader
 from penstock.client.loop.steps import Batch
 
 
@@ -22,7 +22,7 @@ class Batches:
         index: The step; None = all.
     """
 
-    def __init__(self, reader: Reader, passes: Passes | None, index: int | None = None) -> None:
+    def __init__(self, reader: LoopReader, passes: Passes | None, index: int | None = None) -> None:
         self._reader, self._passes, self._index = reader, passes, index
         self._is_begun = self._is_over = False
 

@@ -12,8 +12,8 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.client.calls.background_thread import aside
-from penstock.client.loop.reader import Reader
+from penstock.client.calls.background_thread import in_background
+from penstock.client.loop.reader import LoopReader
 from penstock.wire.metrics import METRICS, help_of
 
 Labels = tuple[str, ...]
@@ -30,11 +30,11 @@ class LoaderCounters:
     """
 
     def __init__(self) -> None:
-        self._live: list[Counted] = []
+        self._live: list[CountedLoader] = []
         self._ended: dict[tuple[str, Labels], float] = {}
         self._lock = threading.Lock()  # taken by scrapes only
 
-    def add(self, counted: Counted) -> None:
+    def add(self, counted: CountedLoader) -> None:
         """Count a Loader from now on."""
         self._live.append(counted)
 
@@ -61,7 +61,7 @@ class LoaderCounters:
         return list(families.values())
 
 
-class Counted:
+class CountedLoader:
     """What one Loader has counted, as it was when it was looked at last.
 
     Args:
@@ -70,7 +70,7 @@ class Counted:
         group: The group's name, or nothing.
     """
 
-    def __init__(self, reader: Reader, job: str, group: str | None) -> None:
+    def __init__(self, reader: LoopReader, job: str, group: str | None) -> None:
         self._reader = weakref.ref(reader)
         self._job, self._group = job, group or ""
         self.values: Values = {}
@@ -106,13 +106,13 @@ class Counted:
         return closed
 
 
-def count_in(registry: Any, reader: Reader, job: str, group: str | None) -> Counted:
+def count_in(registry: Any, reader: LoopReader, job: str, group: str | None) -> CountedLoader:
     """Count a Loader in a registry from now on; return what is to look once more at its end.
 
     Raises:
         ValueError: The registry has another metric of one of these names.
     """
-    counted = Counted(reader, job, group)
+    counted = CountedLoader(reader, job, group)
 
     def add(_: object) -> None:
         with _LOCK:
@@ -123,7 +123,7 @@ def count_in(registry: Any, reader: Reader, job: str, group: str | None) -> Coun
                 _BY_REGISTRY[registry] = found
         found.add(counted)
 
-    aside(add)
+    in_background(add)
     return counted
 
 
@@ -141,7 +141,7 @@ def _families() -> dict[str, Any]:
 
 PREFIX = "penstock_loader_"
 
-_LOCK = threading.Lock()  # taken in `aside` only
+_LOCK = threading.Lock()  # taken in the background only
 _BY_REGISTRY: weakref.WeakKeyDictionary[Any, LoaderCounters] = weakref.WeakKeyDictionary()
 
-__all__ = ["Counted", "LoaderCounters", "count_in"]
+__all__ = ["CountedLoader", "LoaderCounters", "count_in"]

@@ -8,17 +8,17 @@ from typing import Any
 from penstock.client.bodies.borrowing import borrowed_bytes
 from penstock.client.bodies.buffers import BufferPool
 from penstock.client.bodies.stages import TimedPool, Waited
-from penstock.client.calls.background_thread import aside
+from penstock.client.calls.background_thread import in_background
 from penstock.client.loop.stats import Waits
 from penstock.client.reading.feed import Feed
-from penstock.client.reading.route import Node
+from penstock.client.reading.route import FeedNode
 from penstock.client.reading.slots import Delivery
 from penstock.client.run.loader_resources import Resources
 from penstock.client.run.options import Options
 from penstock.client.session.session import Session
 from penstock.client.values.arrival import Arrival, steps_of
 from penstock.client.values.decoder_choice import check_values, make_decoder
-from penstock.client.values.value_decoder import Decoder
+from penstock.client.values.value_decoder import ValueDecoder
 from penstock.wire.prefetch import LEAST_AHEAD
 
 
@@ -35,7 +35,7 @@ class Intake:
 
     def __init__(self, options: Options, resources: Resources) -> None:
         self._options, self._resources = options, resources
-        self._decoder: Decoder | None = None
+        self._decoder: ValueDecoder | None = None
         self._pool = TimedPool(
             BufferPool((options.prefetch or LEAST_AHEAD) + 2, options.limits.prefetch_bytes)
         )
@@ -49,9 +49,9 @@ class Intake:
         """
         options = self._options
         if self._decoder is None:
-            # In `aside`, since a search for a module, or an import, that is interrupted can leave
-            # locks of the interpreter locked.
-            aside(lambda _: check_values(options.device, options.as_numpy, options.memory))
+            # In the background, since a search for a module, or an import, that is interrupted can
+            # leave locks of the interpreter locked.
+            in_background(lambda _: check_values(options.device, options.as_numpy, options.memory))
 
     def open(self, session: Session, position: int, steps: int | None) -> Feed:
         """Return a new feed, which is among the resources.
@@ -66,7 +66,7 @@ class Intake:
         """
         options = self._options
         feed = Feed(
-            [Node(self._resources.connect(options.address), session.target)],
+            [FeedNode(self._resources.connect(options.address), session.target)],
             session,
             position,
             stop=None if steps is None else steps * session.share.batches_per_step,
@@ -86,9 +86,9 @@ class Intake:
         """
         options = self._options
         if self._decoder is None:
-            # The first batches come while torch is imported, in `aside`, too.
+            # The first batches come while torch is imported, in the background, too.
             feed.start()
-            made = aside(
+            made = in_background(
                 lambda _: make_decoder(
                     options.device,
                     options.as_numpy,

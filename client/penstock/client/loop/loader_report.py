@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.client.loop.reader import Reader
+from penstock.client.loop.reader import LoopReader
 from penstock.client.loop.stats import report
 from penstock.client.run.options import Options
 
 
-def describe(reader: Reader, options: Options) -> str:
+def describe(reader: LoopReader, options: Options) -> str:
     """Return one line about where a Loader stands, for people."""
     at = reader.at
     who = f"<Loader of job {options.job!r} at {reader.opener.target}"
@@ -20,7 +20,7 @@ def describe(reader: Reader, options: Options) -> str:
     return f"{who}: {_where(reader)}>"
 
 
-def _where(reader: Reader) -> str:
+def _where(reader: LoopReader) -> str:
     at = reader.at
     given = f"{at.tally.batches:,} batch{'' if at.tally.batches == 1 else 'es'} given"
     if reader.is_closed:
@@ -32,7 +32,7 @@ def _where(reader: Reader) -> str:
     return f"next is position {at.next:,}, step {at.session.share.step(at.next):,}; {given}"
 
 
-def statistics(reader: Reader) -> dict[str, Any]:
+def statistics(reader: LoopReader) -> dict[str, Any]:
     """Return what `Loader.stats` says."""
     at = reader.at
     ready = dict.fromkeys(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.client.loop.stats import Tally
+from penstock.client.loop.stats import GivenCounts
 from penstock.client.loop.steps import BatchInfo
 from penstock.client.reading.feed import Feed
-from penstock.client.session.session import Session, Start
+from penstock.client.session.session import Session, StartPoint
 from penstock.wire.order import Share
 
 
-class Standing(NamedTuple):
+class LoopState(NamedTuple):
     """Where a Loader stands. It is replaced as a whole, by one assignment, never changed.
 
     So a change that a signal handler interrupts has either happened or not.
@@ -30,7 +30,7 @@ class Standing(NamedTuple):
         tally: Counts of what was given.
     """
 
-    start: Start | None
+    start: StartPoint | None
     moves: int = 0
     session: Session | None = None
     is_opening: bool = False
@@ -40,13 +40,13 @@ class Standing(NamedTuple):
     pass_first: int = 0
     is_over: bool = False
     last: BatchInfo | None = None
-    tally: Tally = Tally()
+    tally: GivenCounts = GivenCounts()
 
     def counted(self, share: Share) -> int:
         """Return the first own position that is not counted as trained on."""
         return self.next if self.marked is None else share.nth_after(self.marked, 1)
 
-    def parted(self) -> Standing:
+    def parted(self) -> LoopState:
         """Return this without its feed, and what belongs to it."""
         tally = self.tally
         if self.feed is not None:
@@ -54,4 +54,4 @@ class Standing(NamedTuple):
         return self._replace(feed=None, marked=None, is_over=False, tally=tally)
 
 
-__all__ = ["Standing"]
+__all__ = ["LoopState"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from penstock.client.calls.background_thread import tell
+from penstock.client.calls.background_thread import log_in_background
 from penstock.client.loop.lookahead_notice import reader_ahead
-from penstock.client.loop.reader import Reader
+from penstock.client.loop.reader import LoopReader
 from penstock.client.run.options import Options
 from penstock.client.session.session import Session
 from penstock.wire.errors import InvalidRequest, PastEnd
@@ -22,7 +22,7 @@ class Passes:
         options: What the Loader was given.
     """
 
-    def __init__(self, reader: Reader, options: Options) -> None:
+    def __init__(self, reader: LoopReader, options: Options) -> None:
         self._reader, self._options = reader, options
         self._holds_ahead: str | None = None  # the warning about a framework that never marks
 
@@ -72,7 +72,7 @@ class Passes:
             )
         else:
             whose, way = f"this reader of job {session.job!r}", "the next pass begins at step 0"
-        tell(
+        log_in_background(
             logger.warning,
             "%s begins at the end of %s steps: nothing is left; %s",
             whose,
@@ -85,7 +85,7 @@ class Passes:
         sentence = self._holds_ahead
         if sentence is not None and self._reader.at.marked is None:
             self._holds_ahead = None
-            tell(logger.warning, "job %r: %s", self._options.job, sentence)
+            log_in_background(logger.warning, "job %r: %s", self._options.job, sentence)
 
 
 def _steps(session: Session) -> str:

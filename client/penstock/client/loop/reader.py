@@ -6,19 +6,19 @@ import weakref
 from collections.abc import Mapping
 
 from penstock.client.loop.intake import Intake
-from penstock.client.loop.loop_state import Standing
+from penstock.client.loop.loop_state import LoopState
 from penstock.client.loop.steps import Batch, BatchInfo
 from penstock.client.reading.feed import Feed
 from penstock.client.reading.slots import Delivery
 from penstock.client.run.loader_resources import Resources
 from penstock.client.run.opener import Opener
 from penstock.client.run.options import Options
-from penstock.client.session.session import Session, Start
+from penstock.client.session.session import Session, StartPoint
 from penstock.wire.errors import InvalidRequest, NotStarted
 from penstock.wire.v1 import feed_pb2
 
 
-class Reader:
+class LoopReader:
     """Gives one rank's batches in order, to the iterators of a Loader. Used by one thread.
 
     Args:
@@ -36,8 +36,8 @@ class Reader:
         self._options, self._resources = options, resources
         self.opener, self.intake = Opener(resources, options), Intake(options, resources)
         start = options.start
-        begins = None if start == "state" else Start(start if isinstance(start, int) else None)
-        self.at = Standing(begins)
+        begins = None if start == "state" else StartPoint(start if isinstance(start, int) else None)
+        self.at = LoopState(begins)
         self.is_closed = False
         # The step that is being given, with the counts of its batches by position.
         self._given: tuple[int, dict[int, Mapping[str, int]]] = (-1, {})
@@ -93,7 +93,7 @@ class Reader:
         share, at = self.started().share, self.at
         return at.counted(share)
 
-    def restart(self, start: Start) -> None:
+    def restart(self, start: StartPoint) -> None:
         """Forget the position: the next batch is that of `start`."""
         at = self.at
         # A call that was interrupted and is made again is the same move, to the same position.
@@ -101,7 +101,7 @@ class Reader:
         self.at = at.parted()._replace(start=start, moves=moves, session=None, is_opening=False)
         self._resources.close_feeds()
 
-    def go_back(self, before: Standing) -> None:
+    def go_back(self, before: LoopState) -> None:
         """Return to the position before `restart`: the move was refused."""
         self.at = before.parted()
 
@@ -150,7 +150,7 @@ class Reader:
         feed.release(at.next)
         return self.intake.take(feed, at.next, is_first=not at.tally.batches)
 
-    def offer(self, index: int | None) -> tuple[Batch, Standing] | None:
+    def offer(self, index: int | None) -> tuple[Batch, LoopState] | None:
         """Return the next batch and where the Loader stands once it is given.
 
         Args:
@@ -193,4 +193,4 @@ def counts_in(header: feed_pb2.BatchHeader) -> dict[str, int]:
     return {count.name: count.value for count in header.counts}
 
 
-__all__ = ["Reader", "counts_in"]
+__all__ = ["LoopReader", "counts_in"]

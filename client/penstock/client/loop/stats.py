@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from penstock.client.bodies.stages import Waited
 
 
-class Tally(NamedTuple):
+class GivenCounts(NamedTuple):
     """Counts of what a Loader has given; replaced as a whole, so it never counts half a batch.
 
     Attributes:
@@ -34,10 +34,10 @@ class Tally(NamedTuple):
     first_at: float = 0.0
     last_at: float = 0.0
 
-    def given(self, nbytes: int, counts: Mapping[str, int], is_padding: bool) -> Tally:
+    def given(self, nbytes: int, counts: Mapping[str, int], is_padding: bool) -> GivenCounts:
         """Return the counts with one more batch, which goes to the training loop now."""
         now = time.monotonic()
-        return Tally(
+        return GivenCounts(
             self.batches + 1,
             self.padding_batches + is_padding,
             self.skipped_batches,
@@ -65,7 +65,7 @@ class Waits:
             self.later = self.later.plus(waited)
 
 
-def report(tally: Tally, waits: Waits) -> dict[str, Any]:
+def report(tally: GivenCounts, waits: Waits) -> dict[str, Any]:
     """Return the counts, and the rates since the first batch."""
     elapsed = tally.last_at - tally.first_at
     later = max(0, tally.batches - 1)
@@ -94,4 +94,4 @@ def report(tally: Tally, waits: Waits) -> dict[str, Any]:
     }
 
 
-__all__ = ["Tally", "Waits", "report"]
+__all__ = ["GivenCounts", "Waits", "report"]

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock.client.calls.background_thread import tell
+from penstock.client.calls.background_thread import log_in_background
 from penstock.client.loop.batches import Batches
-from penstock.client.loop.lengths import Lengths
 from penstock.client.loop.loader_report import describe
+from penstock.client.loop.pass_lengths import Lengths
 from penstock.client.loop.passes import Passes
-from penstock.client.loop.reader import Reader, counts_in
+from penstock.client.loop.reader import LoopReader, counts_in
 from penstock.client.loop.steps import Batch, Step
 from penstock.client.run.options import Options
 from penstock.client.run.ranks import WorldRank, mesh_dimensions
@@ -29,7 +29,7 @@ class ReaderSteps:
         options: What the Loader was given.
     """
 
-    def __init__(self, reader: Reader, options: Options) -> None:
+    def __init__(self, reader: LoopReader, options: Options) -> None:
         self._reader, self._options = reader, options
 
     def next(self) -> Step | None:
@@ -51,7 +51,7 @@ class ReaderSteps:
             tally = at.tally._replace(skipped_batches=at.tally.skipped_batches + 1)
             reader.at = at._replace(next=session.share.nth_after(at.next, 1), tally=tally)
         if skipped := reader.at.tally.skipped_batches - before:
-            tell(
+            log_in_background(
                 logger.warning,
                 "job %r: the training loop did not take %d batches of step %d: skipped",
                 session.job,
@@ -104,7 +104,7 @@ class ReaderSteps:
 class Steps:
     """Iterates a Loader's steps. It can be used again after any exception."""
 
-    def __init__(self, reader: Reader, options: Options, passes: Passes) -> None:
+    def __init__(self, reader: LoopReader, options: Options, passes: Passes) -> None:
         self._reader, self._options, self._passes = reader, options, passes
         self._source = ReaderSteps(reader, options)
         self._is_begun = self._is_over = False

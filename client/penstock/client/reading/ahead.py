@@ -12,19 +12,19 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from penstock.client.calls.background_thread import Patience, aside
+from penstock.client.calls.background_thread import Patience, in_background
 from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.reading.waiting import PAUSE_S
-from penstock.client.values.value_decoder import Decoder
+from penstock.client.values.value_decoder import ValueDecoder
 from penstock.wire.errors import DataTimeout, OutOfDeviceMemory
 from penstock.wire.order import Share
 
 
 class _Result(NamedTuple):
-    """What came of a batch: what `Decoder.finish` takes, or why there is nothing.
+    """What came of a batch: what `ValueDecoder.finish` takes, or why there is nothing.
 
     Attributes:
-        begun: What `Decoder.begin` returned.
+        begun: What `ValueDecoder.begin` returned.
         error: What it raised; None = nothing.
         has_no_room: The device had no room, before the loop asked for the batch: it is copied once
             more when the loop does. Then the views of those before are gone, as far as the loop
@@ -54,7 +54,7 @@ class Ahead:
         wait_s: How long the loop has waited for batches that had come.
     """
 
-    def __init__(self, slots: Slots, share: Share, decoder: Decoder, most: int) -> None:
+    def __init__(self, slots: Slots, share: Share, decoder: ValueDecoder, most: int) -> None:
         self._slots, self._share, self._decoder, self._most = slots, share, decoder, most
         # By position; put in and taken out by both threads, one call of a dict each.
         self._results: dict[int, _Result] = {}
@@ -82,7 +82,7 @@ class Ahead:
         position = delivery.header.position
         self._wanted = self._asked = position
         if not self._is_started:
-            aside(self._start)
+            in_background(self._start)
             self._is_started = True
         result = self._results.get(position)
         if result is None or result.has_no_room:
@@ -130,7 +130,10 @@ class Ahead:
     # --- on threads that no signal handler breaks off ---
 
     def join(self, deadline_s: float) -> None:
-        """Wait until the thread has ended, after `Slots.close`. It takes a lock: call it aside."""
+        """Wait until the thread has ended, after `Slots.close`.
+
+        It takes a lock: call it in the background.
+        """
         with self._guard:
             thread = self._thread
         if thread is not None:

@@ -11,21 +11,21 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.client.bodies.buffers import Allocator
-from penstock.client.calls.background_thread import Patience, aside
+from penstock.client.bodies.buffers import BodyAllocator
+from penstock.client.calls.background_thread import Patience, in_background
 from penstock.client.reading.ahead import Ahead
-from penstock.client.reading.route import Node, Route, cancel_all
+from penstock.client.reading.route import FeedNode, Route, cancel_all
 from penstock.client.reading.slots import Delivery, Slots
-from penstock.client.reading.waiting import PAUSE_S, TELL_S
+from penstock.client.reading.waiting import PAUSE_S, REPORT_S
 from penstock.client.session.session import Session
-from penstock.client.values.value_decoder import Decoder
+from penstock.client.values.value_decoder import ValueDecoder
 from penstock.wire import tracing
 from penstock.wire.errors import PenstockError, Unreachable
 from penstock.wire.prefetch import AHEAD_BYTES, LEAST_AHEAD
 
 WIDER = 1.25
-"""Room that has grown so many times is told at once, or what a consumer accepts next to its first
-batch would come only when that is taken; not each byte more, since batches of a job differ."""
+"""Room that has grown so many times is reported at once, or what a consumer accepts next to its
+first batch would come only when that is taken; not each byte more, as batches of a job differ."""
 
 
 class Feed:
@@ -55,7 +55,7 @@ class Feed:
 
     def __init__(
         self,
-        nodes: Sequence[Node],
+        nodes: Sequence[FeedNode],
         session: Session,
         start: int,
         *,
@@ -63,7 +63,7 @@ class Feed:
         prefetch: int | None,
         prefetch_bytes: int,
         max_body_bytes: int,
-        pool: Allocator,
+        pool: BodyAllocator,
     ) -> None:
         share = session.share
         self._slots = Slots(session.job, share, start, stop, prefetch)
@@ -77,8 +77,8 @@ class Feed:
         self.ahead: Ahead | None = None
         self.is_prepared = False
         self.finished_step = share.step(start)
-        self._untold_bytes = 0
-        self._told_room_bytes = self._room_bytes()
+        self._unreported_bytes = 0
+        self._reported_room_bytes = self._room_bytes()
         self._is_started = False
         self._session, self._start, self._began_ns = session, start, 0  # for its span
         self._within: Any = None
@@ -111,7 +111,7 @@ class Feed:
         if delivery is None:
             return None
         if self._slots.given(position):
-            self._untold_bytes += delivery.lease.nbytes
+            self._unreported_bytes += delivery.lease.nbytes
         # A message for every batch may cost more than the batch: half of the room at once.
         self._extend(max(1, self._slots.prefetch // 2))
         return delivery
@@ -145,10 +145,10 @@ class Feed:
             for route in self._routes:
                 route.start()
 
-        aside(start)
+        in_background(start)
         self._is_started = True
 
-    def decode_ahead(self, decoder: Decoder, most: int) -> None:
+    def decode_ahead(self, decoder: ValueDecoder, most: int) -> None:
         """Have up to `most` batches decoded beyond the one in use, from the next `Ahead.take` on.
 
         Where it is done again before that, it is done anew.
@@ -158,12 +158,12 @@ class Feed:
     # --- the end, on a thread that no signal handler breaks off ---
 
     def cancel(self) -> None:
-        """End the streams; idempotent. It takes locks: call it aside."""
+        """End the streams; idempotent. It takes locks: call it in the background."""
         cancel_all(self._routes)
         self._slots.close()
 
     def join(self, deadline_s: float) -> None:
-        """Wait until the background threads have ended, after `cancel`. It too is called aside."""
+        """Wait until the background threads have ended, after `cancel`. It is called there, too."""
         if self.ahead is not None:
             self.ahead.join(deadline_s)
         for route in self._routes:
@@ -180,11 +180,11 @@ class Feed:
     def may_send(self, position: int) -> bool:
         """Tell whether every node knows that it may send `position`, as far as that is known."""
         return all(
-            (stream := route.stream) is None or stream.told >= position or stream.has_room
+            (stream := route.stream) is None or stream.reported >= position or stream.has_room
             for route in self._routes
         )
 
-    def tell(self, position: int, waited_s: float) -> None:
+    def report(self, position: int, waited_s: float) -> None:
         """Send what was held back, where the nodes need it for `position`."""
         for route in self._routes:
             stream = route.stream
@@ -194,7 +194,9 @@ class Feed:
                 # Nobody moves the horizon while the only consumer waits: send what was held
                 # back. Below it the server is at work already, and a message would cost both.
                 self._extend(1)
-            elif stream.told < position and waited_s >= (PAUSE_S if stream.has_room else TELL_S):
+            elif stream.reported < position and waited_s >= (
+                PAUSE_S if stream.has_room else REPORT_S
+            ):
                 # Or it holds this batch back, for want of room that is there by now.
                 self._extend(0)
 
@@ -227,8 +229,8 @@ class Feed:
         Or if half of the room for bytes is free again, or large batches have made it wider.
         """
         slots, horizon, room_bytes = self._slots, self._slots.horizon, self._room_bytes()
-        has_grown = room_bytes > WIDER * self._told_room_bytes
-        has_room = has_grown or self._untold_bytes > room_bytes // 2
+        has_grown = room_bytes > WIDER * self._reported_room_bytes
+        has_room = has_grown or self._unreported_bytes > room_bytes // 2
         for route in self._routes:
             stream = route.stream
             if stream is None:
@@ -239,9 +241,9 @@ class Feed:
             is_far = has_moved and (
                 horizon == slots.end or self._share.nth_after(stream.sent, at_least) <= horizon
             )
-            # Asked for 0, the node hears of the room for bytes though the horizon has not moved.
+            # Asked for 0, the node learns of the room for bytes though the horizon has not moved.
             if is_far or has_room or not at_least:
-                self._untold_bytes, self._told_room_bytes = 0, room_bytes
+                self._unreported_bytes, self._reported_room_bytes = 0, room_bytes
                 position, limit = self.room(route.number, stream.received_bytes)
                 stream.send(horizon, self.finished_step, position, limit)
 

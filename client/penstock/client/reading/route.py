@@ -13,12 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.client.bodies.borrowing import Absent, Borrower, NotLent
-from penstock.client.bodies.buffers import Allocator
-from penstock.client.calls.background_thread import tell
+from penstock.client.bodies.borrower_socket import Absent, NotLent
+from penstock.client.bodies.borrowing import Borrower
+from penstock.client.bodies.buffers import BodyAllocator
+from penstock.client.calls.background_thread import log_in_background
 from penstock.client.calls.backoff import Backoff
 from penstock.client.reading.slots import Slots
-from penstock.client.reading.stream import Stream
+from penstock.client.reading.stream import OpenStream
 from penstock.client.session.session import Session
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import ChecksumMismatch, PenstockError, Unreachable
@@ -37,7 +38,7 @@ MAX_REREADS = 2
 
 
 @dataclass(frozen=True)
-class Node:
+class FeedNode:
     """A node that a feed reads from.
 
     Attributes:
@@ -91,17 +92,17 @@ class Route:
     def __init__(
         self,
         number: int,
-        node: Node,
+        node: FeedNode,
         session: Session,
         slots: Slots,
-        pool: Allocator,
+        pool: BodyAllocator,
         routes: Routes,
         max_body_bytes: int,
     ) -> None:
         self.number, self.node = number, node
         self._session, self._slots, self._pool, self._routes = session, slots, pool, routes
         self._max_body_bytes = max_body_bytes
-        self.stream: Stream | None = None
+        self.stream: OpenStream | None = None
         self.broken: PenstockError | None = None
         self.reconnects = 0
         self.has_ended = False
@@ -128,14 +129,14 @@ class Route:
         return reason if cause in reason else f"{reason}, after: {cause}"
 
     def start(self) -> None:
-        """Start reading, once. It takes a lock: call it aside."""
+        """Start reading, once. It takes a lock: call it in the background."""
         with self._guard:
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._run, name="penstock-feed", daemon=True)
                 self._thread.start()
 
     def cancel(self) -> None:
-        """End the stream; idempotent. It takes locks: call it aside."""
+        """End the stream; idempotent. It takes locks: call it in the background."""
         with self._guard:
             self._closed.set()
             call = self._call
@@ -143,7 +144,7 @@ class Route:
             call.cancel()
 
     def join(self, deadline_s: float) -> None:
-        """Wait until the thread has ended, after `cancel`. It too is called aside."""
+        """Wait until the thread has ended, after `cancel`. It is called there, too."""
         with self._guard:
             thread = self._thread
         if thread is not None:
@@ -200,7 +201,7 @@ class Route:
         self._reason = self._cause = error.message
         self.reconnects += 1
         if first:
-            tell(
+            log_in_background(
                 logger.info,
                 "job %r: %s; going on at position %d",
                 self._session.job,
@@ -225,7 +226,7 @@ class Route:
         call = self.node.transport.read(self._open_message(horizon, position, limit, token))
         with self._guard:
             self._call = call
-        stream = Stream(
+        stream = OpenStream(
             call,
             self.node.target,
             self.number,
@@ -256,7 +257,7 @@ class Route:
                 for _ in call:
                     pass
 
-    def _take_all(self, call: ReadCall, stream: Stream, *, may_borrow: bool) -> None:
+    def _take_all(self, call: ReadCall, stream: OpenStream, *, may_borrow: bool) -> None:
         landed = 0
         for replies in call:
             could_complete = stream.take_in(replies)
@@ -302,7 +303,9 @@ class Route:
         """Say once why bodies are sent that could be lent."""
         if reason and reason != self._sent_because:
             self._sent_because = reason
-            tell(logger.info, "job %r: batches are sent, not lent: %s", self._session.job, reason)
+            log_in_background(
+                logger.info, "job %r: batches are sent, not lent: %s", self._session.job, reason
+            )
 
     def _open_message(
         self, horizon: int, position: int, bytes_limit: int, borrower: bytes
@@ -335,9 +338,9 @@ class Route:
 
 
 def cancel_all(routes: Iterable[Route]) -> None:
-    """End every stream; idempotent. It takes locks: call it aside."""
+    """End every stream; idempotent. It takes locks: call it in the background."""
     for route in routes:
         route.cancel()
 
 
-__all__ = ["MAX_REREADS", "Node", "Route", "Routes", "cancel_all"]
+__all__ = ["MAX_REREADS", "FeedNode", "Route", "Routes", "cancel_all"]

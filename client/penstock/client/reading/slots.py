@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.client.bodies.buffers import Lease
-from penstock.client.reading.waiting import Supply, Waiting
+from penstock.client.reading.waiting import BatchWait, Supply
 from penstock.wire.errors import PenstockError
 from penstock.wire.frame import Entries
 from penstock.wire.order import Share
@@ -153,7 +153,7 @@ class Slots:
         return horizon if self.end is None else min(horizon, self.end)
 
     def _wait(self, position: int, deadline_s: float, supply: Supply) -> Delivery | None:
-        waiting = Waiting(self._job, position, deadline_s, supply)
+        waiting = BatchWait(self._job, position, deadline_s, supply)
         try:
             while (delivery := self._ready.get(position)) is None:
                 if self.end is not None and position >= self.end:
@@ -220,7 +220,7 @@ class Slots:
 
     def wake_consumer(self) -> None:
         """Have the consumer look again, now or when it comes to wait."""
-        with contextlib.suppress(RuntimeError):  # it was told, and has not looked yet
+        with contextlib.suppress(RuntimeError):  # it was woken, and has not looked yet
             self._changed.release()
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from penstock.client.bodies.assembly import Assembly
 from penstock.client.bodies.borrowing import Borrower
-from penstock.client.bodies.buffers import Allocator
+from penstock.client.bodies.buffers import BodyAllocator
 from penstock.client.bodies.landing import Landing
-from penstock.client.calls.background_thread import tell
+from penstock.client.calls.background_thread import log_in_background
 from penstock.client.reading.agreement import check_batch, check_end, check_opened
 from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.session.session import Session
@@ -23,7 +23,7 @@ from penstock.wire.v1 import feed_pb2
 logger = logging.getLogger("penstock")
 
 
-class Stream:
+class OpenStream:
     """An open call, read by one thread; another one, the consumer's, moves its horizon.
 
     Args:
@@ -39,8 +39,8 @@ class Stream:
 
     Attributes:
         allowed: The horizon up to which positions may come: set before it is sent.
-        sent: The horizon that the server was told: set after it was sent.
-        told: The next position that the server was told.
+        sent: The horizon that the server knows of: set after it was sent.
+        reported: The next position that the server knows of.
         received_bytes: The bodies of all batches that came whole, copies of known ones, too.
         has_opened: The node has accepted it.
         lends: The node lends it bodies.
@@ -57,10 +57,10 @@ class Stream:
         route: int,
         session: Session,
         slots: Slots,
-        pool: Allocator,
+        pool: BodyAllocator,
         max_body_bytes: int,
         horizon: int,
-        told: int,
+        reported: int,
         bytes_limit: int,
         borrower: Borrower | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class Stream:
         self._session, self._share, self._slots = session, session.share, slots
         self._max_body_bytes, self.landing = max_body_bytes, Landing(pool, borrower)
         self.allowed = self.sent = horizon
-        self.told, self._bytes_limit = told, bytes_limit
+        self.reported, self._bytes_limit = reported, bytes_limit
         self._largest_bytes = 0  # of the bodies that have come
         self.received_bytes = 0
         self.has_opened = self.has_ended = self.lends = False
@@ -85,7 +85,7 @@ class Stream:
         )
         self.allowed = max(self.allowed, horizon)
         self._call.send(feed_pb2.ReadRequest(horizon=message).SerializeToString())
-        self.sent, self.told = max(self.sent, horizon), position
+        self.sent, self.reported = max(self.sent, horizon), position
         self._bytes_limit = max(self._bytes_limit, bytes_limit)
 
     @property
@@ -121,7 +121,7 @@ class Stream:
             self.waits_for = _describe_waiting(message)
         elif reply.kind == "draining":
             self.waits_for = f"{self._target} is shutting down: {message.detail}"
-            tell(logger.info, "job %r: %s", self._session.job, self.waits_for)
+            log_in_background(logger.info, "job %r: %s", self._session.job, self.waits_for)
         else:
             self._ended(message)
         return reply.kind == "end"
@@ -136,7 +136,7 @@ class Stream:
         self.has_ended = True
         dropped = (message.dropped_batches, message.dropped_samples)
         if message.dropped_batches and self._slots.dropped != dropped:
-            tell(
+            log_in_background(
                 logger.info,
                 "job %r: the last %d of %d batches, with %d samples, fill no step and were left "
                 "out (tail='drop')",
@@ -203,4 +203,4 @@ def _describe_waiting(message: feed_pb2.Waiting) -> str:
     )
 
 
-__all__ = ["Stream"]
+__all__ = ["OpenStream"]

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Protocol
 
-from penstock.client.calls.background_thread import tell
+from penstock.client.calls.background_thread import log_in_background
 from penstock.wire.errors import DataTimeout, PenstockError
 
 logger = logging.getLogger("penstock")
@@ -17,7 +17,7 @@ LOG_EVERY_S = 30.0
 PAUSE_S = 0.5
 """A waiting consumer looks up this often: a signal handler runs soon on every platform."""
 
-TELL_S = 0.005
+REPORT_S = 0.005
 """A consumer that waits longer tells the server where it is, in case that holds a batch back for
 want of room. What is made as fast as it is read comes sooner, and a message for each would cost
 both sides."""
@@ -30,7 +30,7 @@ class Supply(Protocol):
         """Tell whether every node knows that it may send `position`, as far as that is known."""
         ...
 
-    def tell(self, position: int, waited_s: float) -> None:
+    def report(self, position: int, waited_s: float) -> None:
         """Send what the nodes must know so that `position` can come, and was held back so far."""
         ...
 
@@ -43,7 +43,7 @@ class Supply(Protocol):
         ...
 
 
-class Waiting:
+class BatchWait:
     """One wait, from now on.
 
     Args:
@@ -71,12 +71,12 @@ class Waiting:
         """
         position, supply, waited = self._position, self._supply, self.so_far_s()
         may_come = supply.may_send(position)
-        supply.tell(position, waited)
+        supply.report(position, waited)
         if waited >= self._deadline_s:
             raise supply.blocked(waited) or self._late(waited, supply.why())
         if waited >= self._log_at:
             self._log_at += LOG_EVERY_S
-            tell(
+            log_in_background(
                 logger.warning,
                 "job %r: waiting %.0f s for the batch at position %d: %s",
                 self._job,
@@ -84,7 +84,7 @@ class Waiting:
                 position,
                 supply.why(),
             )
-        pause_s = PAUSE_S if may_come or waited >= TELL_S else TELL_S
+        pause_s = PAUSE_S if may_come or waited >= REPORT_S else REPORT_S
         return max(0.0, min(pause_s, self._deadline_s - waited))
 
     def _late(self, waited: float, reason: str) -> PenstockError:
@@ -97,4 +97,4 @@ class Waiting:
         )
 
 
-__all__ = ["LOG_EVERY_S", "PAUSE_S", "TELL_S", "Supply", "Waiting"]
+__all__ = ["LOG_EVERY_S", "PAUSE_S", "REPORT_S", "BatchWait", "Supply"]

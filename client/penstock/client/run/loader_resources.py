@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Iterable
 
-from penstock.client.calls.background_thread import Patience, aside
+from penstock.client.calls.background_thread import Patience, in_background
 from penstock.client.calls.grpc_transport import open_transport
 from penstock.client.calls.node_address import Address
 from penstock.client.reading.feed import Feed
@@ -18,7 +18,7 @@ from penstock.wire.transport import Transport
 class Resources:
     """What must be closed, apart from the Loader: its finalizer must not keep it alive.
 
-    All of it takes locks of gRPC or of our own, so it is done in `aside`, where no signal
+    All of it takes locks of gRPC or of our own, so it is done in the background, where no signal
     interrupts it.
     """
 
@@ -26,7 +26,7 @@ class Resources:
         self.guard = ProcessGuard()
         self.transport: Transport | None = None
         self.feeds: set[Feed] = set()
-        self._lock = threading.Lock()  # taken in `aside` only
+        self._lock = threading.Lock()  # taken in the background only
 
     def connect(self, address: Address) -> Transport:
         """Return the connection; open it first if necessary.
@@ -44,7 +44,7 @@ class Resources:
         if self.transport is not None:
             return self.transport
         _OPEN.add(self)
-        return aside(open_once)
+        return in_background(open_once)
 
     def close_feeds(self, but: Feed | None = None) -> None:
         """End every stream except one; idempotent."""
@@ -53,7 +53,7 @@ class Resources:
             return
         if self.guard.at_home:
             with contextlib.suppress(TimeoutError):
-                aside(lambda _: _end_all(ending), patience_s=JOIN_S)
+                in_background(lambda _: _end_all(ending), patience_s=JOIN_S)
         self.feeds.difference_update(ending)
 
     def close(self, *, waits: bool = True) -> None:
@@ -65,7 +65,7 @@ class Resources:
         """
         if self.guard.at_home:
             with contextlib.suppress(TimeoutError):
-                aside(lambda _: self._close(), patience_s=-1 if waits else 0)
+                in_background(lambda _: self._close(), patience_s=-1 if waits else 0)
 
     def _close(self) -> None:
         feeds = tuple(self.feeds)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 
-from penstock.client.calls.background_thread import tell
+from penstock.client.calls.background_thread import log_in_background
 from penstock.client.calls.control import Control
 from penstock.client.run.attempt import attempt_token
 from penstock.client.run.loader_resources import Resources
 from penstock.client.run.options import Options
 from penstock.client.run.ranks import WorldRank, discover, log_world_rank
-from penstock.client.session.session import Session, Start
+from penstock.client.session.session import Session, StartPoint
 from penstock.wire.attempts import moved, moves_between
 from penstock.wire.errors import InvalidRequest, JobChanged, PastEnd, UnknownGroup
 from penstock.wire.order import MAX_POSITION, Share
@@ -112,7 +112,7 @@ class Opener:
         world_rank, uneven = self.world_rank, self._options.fills_uneven
         return Share(batches_per_step, world_rank.rank, world_rank.world_size, uneven=uneven)
 
-    def open(self, start: Start, moves: int) -> Session:
+    def open(self, start: StartPoint, moves: int) -> Session:
         """Begin: with a group this starts or joins a generation.
 
         Args:
@@ -168,7 +168,7 @@ class Opener:
         )
         _check_end(session, start)
         if options.group is None:
-            tell(
+            log_in_background(
                 logger.info,
                 "job %r: reading from step %s, %d batches per step",
                 options.job,
@@ -183,7 +183,7 @@ class Opener:
         return self._token
 
     def _begin(
-        self, group: str, token: str, batches_per_step: int | None, start: Start
+        self, group: str, token: str, batches_per_step: int | None, start: StartPoint
     ) -> cursors_pb2.BeginReply:
         # With an explicit step, a state of another store may be loaded.
         names_step = isinstance(self._options.start, int)
@@ -215,17 +215,17 @@ class Opener:
                 group=group,
                 log_id=begun.log_id.hex(),
             )
-        tell(logger.info, "%s", resuming(self._options.job, group, begun, start))
+        log_in_background(logger.info, "%s", resuming(self._options.job, group, begun, start))
         return begun
 
 
 def timeline_of(begun: cursors_pb2.BeginReply) -> tuple[tuple[int, bytes], ...]:
     """Return the logs that a group reads, by the first step of each."""
-    told = tuple((int(entry.from_step), entry.log_id) for entry in begun.timeline)
-    return told or ((0, begun.log_id),)
+    logs = tuple((int(entry.from_step), entry.log_id) for entry in begun.timeline)
+    return logs or ((0, begun.log_id),)
 
 
-def _check_end(session: Session, start: Start) -> None:
+def _check_end(session: Session, start: StartPoint) -> None:
     share, steps = session.share, session.steps
     if steps is None:
         if session.first > MAX_POSITION:
@@ -254,7 +254,7 @@ def _check_end(session: Session, start: Start) -> None:
         )
 
 
-def resuming(job: str, group: str, begun: cursors_pb2.BeginReply, start: Start) -> str:
+def resuming(job: str, group: str, begun: cursors_pb2.BeginReply, start: StartPoint) -> str:
     """Return the sentence that says where a group goes on, and who committed last."""
     who = f"group {group!r} of job {job!r}"
     origin = begun.batches_per_step_from or "server"

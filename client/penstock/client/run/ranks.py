@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.client.calls.background_thread import tell
+from penstock.client.calls.background_thread import log_in_background
 from penstock.wire.checks import integer_argument
 from penstock.wire.errors import InvalidRequest, RankOutOfRange
 
@@ -137,7 +137,7 @@ def log_world_rank(world_rank: WorldRank, job: str) -> None:
         hint = (
             "; with tensor, context or pipeline parallelism pass mesh= so that peers read the same"
         )
-    tell(
+    log_in_background(
         logger.info,
         "job %r: data-parallel rank %d of %d (from %s%s)",
         job,

@@ -17,7 +17,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class State:
+class LoaderState:
     """Where a reader stands.
 
     Attributes:
@@ -63,7 +63,7 @@ class State:
         }
 
     @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> State:
+    def from_dict(cls, state: Mapping[str, Any]) -> LoaderState:
         """Return the state that `to_dict` wrote.
 
         Raises:
@@ -218,4 +218,4 @@ def _short(state: Any) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-__all__ = ["FORMAT", "State"]
+__all__ = ["FORMAT", "LoaderState"]

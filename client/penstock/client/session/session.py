@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.client.session.loader_state import State
+from penstock.client.session.loader_state import LoaderState
 from penstock.wire.order import Share, Tail
 
 
 @dataclass(frozen=True)
-class Start:
+class StartPoint:
     """Where the next session is to begin.
 
     Attributes:
@@ -19,7 +19,7 @@ class Start:
     """
 
     step: int | None = None
-    state: State | None = None
+    state: LoaderState | None = None
     position: int | None = None
 
 
@@ -80,4 +80,4 @@ class Session:
         return Tail(self.batches, self.share.batches_per_step, self.tail_pad).steps
 
 
-__all__ = ["Session", "Start"]
+__all__ = ["Session", "StartPoint"]

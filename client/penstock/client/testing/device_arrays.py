@@ -103,7 +103,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return self._kernel(operator.getitem, (self, key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        used = _Used()
+        used = _KernelArrays()
         given, place = used.noted((key, value)), _Place(self, -1)
         _called(operator.setitem, ((place.blank(), *_blank(given)), {}))  # refused now, not later
         if not self.nbytes:
@@ -141,7 +141,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         options: Mapping[str, Any] | None = None,
     ) -> DeviceArray:
         """Launch what a function does with arrays, and return what it will give."""
-        used, simulator, stream = _Used(), self._simulator, self._current()
+        used, simulator, stream = _KernelArrays(), self._simulator, self._current()
         given = used.noted((arguments, dict(options or {})))
         form = np.asarray(_called(function, _blank(given)))
         memory = simulator.allocate(form.nbytes, stream)
@@ -186,7 +186,7 @@ class _Place:
         return np.ndarray(self.shape, self.dtype, block, self._start)
 
 
-class _Used:
+class _KernelArrays:
     """The arrays among the arguments of a kernel.
 
     Attributes:

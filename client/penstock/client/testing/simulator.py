@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.client.bodies.lifetimes import Lifetimes, release_kept
-from penstock.client.calls.background_thread import aside
+from penstock.client.calls.background_thread import in_background
 from penstock.client.device.trouble import out_of_memory
 from penstock.client.testing.misuse import Misuse, Site, site
 from penstock.client.testing.schedules import Random, Schedule
@@ -94,7 +94,7 @@ class _Work:
         return clock.get(self.stream.number, -1) >= self.number
 
 
-class _Span:
+class _HostSpan:
     """Memory of the host that the device may read."""
 
     def __init__(self, address: int, nbytes: int, storage: Any, where: Site) -> None:
@@ -102,7 +102,7 @@ class _Span:
         self.is_gone = False
 
 
-class _Block:
+class _DeviceBlock:
     """Memory of the device."""
 
     def __init__(self, nbytes: int, stream: SimulatedStream, where: Site) -> None:
@@ -118,7 +118,7 @@ class _Block:
 class _Reading:
     """A copy that reads a source, until the host knows that its event has come to pass."""
 
-    def __init__(self, work: _Work, span: _Span, source: NDArray[np.uint8]) -> None:
+    def __init__(self, work: _Work, span: _HostSpan, source: NDArray[np.uint8]) -> None:
         self.work, self.span, self.crc = work, span, crc32c(source)
         self.source = source
 
@@ -158,14 +158,14 @@ class Simulator:
         self._streams: list[SimulatedStream] = []
         self._host: Clock = {}  # what the host knows to be done
         self._readings: list[_Reading] = []
-        self._spans: Lifetimes[_Span] = Lifetimes()
-        self._registered: dict[int, _Span] = {}
-        self._blocks: Lifetimes[_Block] = Lifetimes()
-        self._by_address: dict[int, _Block] = {}
-        self._retired: list[_Block] = []
+        self._spans: Lifetimes[_HostSpan] = Lifetimes()
+        self._registered: dict[int, _HostSpan] = {}
+        self._blocks: Lifetimes[_DeviceBlock] = Lifetimes()
+        self._by_address: dict[int, _DeviceBlock] = {}
+        self._retired: list[_DeviceBlock] = []
         self._used_bytes = 0
         self._last: Site | None = None
-        self._untold: Misuse | None = None
+        self._unraised: Misuse | None = None
         self._is_abandoned = False
 
     # --- the port ---
@@ -175,7 +175,7 @@ class Simulator:
         with self._call("pin") as where:
             storage = mmap.mmap(-1, max(1, nbytes))
             array: NDArray[np.uint8] = np.ndarray((nbytes,), np.uint8, storage)
-            self._spans.watch(array, _Span(_address(array), nbytes, storage, where))
+            self._spans.watch(array, _HostSpan(_address(array), nbytes, storage, where))
             return array
 
     def register(self, array: NDArray[np.uint8]) -> None:
@@ -186,7 +186,7 @@ class Simulator:
                 known = self._registered.get(address)
                 kind = "registered memory is whole pages, and registered once"
                 raise Misuse(kind, where if known is None else known.site, where)
-            self._registered[address] = _Span(address, array.nbytes, array, where)
+            self._registered[address] = _HostSpan(address, array.nbytes, array, where)
 
     def unregister(self, array: NDArray[np.uint8]) -> None:
         """Let copies read it no more; see `Port.unregister`."""
@@ -205,7 +205,7 @@ class Simulator:
             if self._used_bytes + nbytes > self._memory_bytes:
                 free = self._memory_bytes - self._used_bytes
                 raise out_of_memory(self.name, nbytes, free, self._memory_bytes)
-            block = _Block(nbytes, stream, where)
+            block = _DeviceBlock(nbytes, stream, where)
             self._used_bytes += nbytes
             memory = block.bytes()
             self._blocks.watch(memory, block)
@@ -358,11 +358,11 @@ class Simulator:
         for _ in range(2):  # an event may be recorded when it is first asked for
             self.drain()
             with self._lock:
-                self._tell()
+                self._raise_misuse()
             release_kept()  # which asks other devices, too: they may be asking this one
         self.drain()
         with self._lock:
-            self._tell()
+            self._raise_misuse()
             where = site("close")
             self._look(where)
             left = [found.site for found in self._spans.alive()]
@@ -387,7 +387,7 @@ class Simulator:
             self.before(name)
         with self._lock:
             if name not in CALLED_BY_OTHERS:
-                self._tell()
+                self._raise_misuse()
             try:
                 where = site(name)
                 for handle in handles:
@@ -400,22 +400,22 @@ class Simulator:
                     self._progress()
                 self._run_marks()
             except Misuse as misuse:
-                if name in CALLED_BY_OTHERS and self._untold is None:
-                    self._untold = misuse.again()
+                if name in CALLED_BY_OTHERS and self._unraised is None:
+                    self._unraised = misuse.again()
                 raise
             self._last = where
         if self.after is not None:
             self.after(name)
 
-    def _tell(self) -> None:
+    def _raise_misuse(self) -> None:
         """Raise what was found when nobody may have listened."""
-        untold, self._untold = self._untold, None
-        if untold is not None and not self._is_abandoned:
-            raise untold
+        unraised, self._unraised = self._unraised, None
+        if unraised is not None and not self._is_abandoned:
+            raise unraised
 
     def _uninterrupted(self, work: Callable[[], Any]) -> Any:
         """Do what a signal handler that raises must not break off: it runs on the loop's thread."""
-        return aside(lambda _: work()) if threading.get_ident() in self.loops else work()
+        return in_background(lambda _: work()) if threading.get_ident() in self.loops else work()
 
     def _queue(self, stream: SimulatedStream, where: Site, do: Callable[[], None] | None) -> _Work:
         _join(stream.clock, self._host)
@@ -469,21 +469,21 @@ class Simulator:
 
     # --- what is wrong ---
 
-    def _block(self, memory: NDArray[np.uint8], where: Site) -> _Block:
+    def _block(self, memory: NDArray[np.uint8], where: Site) -> _DeviceBlock:
         storage: Any = memory.base
         block = self._by_address.get(id(storage))
         if block is None or block.storage is not storage:
             raise Misuse("no memory of this device", where, where)
         return block
 
-    def _span(self, address: int, nbytes: int, where: Site) -> _Span:
+    def _span(self, address: int, nbytes: int, where: Site) -> _HostSpan:
         spans = [*self._spans.alive(), *self._registered.values()]
         for span in spans:
             if span.address <= address and address + nbytes <= span.address + span.nbytes:
                 return span
         raise Misuse("a source that is not pinned, or not any more", where, where)
 
-    def _use(self, block: _Block, work: _Work, *, writes: bool) -> None:
+    def _use(self, block: _DeviceBlock, work: _Work, *, writes: bool) -> None:
         for other, wrote in block.used:
             if (wrote or writes) and other is not work and not other.is_before(work.clock):
                 kind = "read before its copy" if not writes else "a second writer"
@@ -501,7 +501,7 @@ class Simulator:
         for reading in self._readings:
             is_known = reading.work.is_before(self._host)
             if not is_known and crc32c(reading.source) != reading.crc:
-                reading.crc = crc32c(reading.source)  # told once
+                reading.crc = crc32c(reading.source)  # taken once
                 raise Misuse(
                     "the source of a copy was written", reading.work.site, where, self._last
                 )
@@ -524,7 +524,7 @@ class Simulator:
                 self._used_bytes -= block.nbytes
                 block.bytes()[:] = FREED
 
-    def _end_span(self, span: _Span, where: Site) -> None:
+    def _end_span(self, span: _HostSpan, where: Site) -> None:
         span.is_gone = True
         for reading in self._readings:
             if reading.span is span and not reading.work.is_before(self._host):

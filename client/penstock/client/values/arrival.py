@@ -9,7 +9,7 @@ from penstock.wire.errors import InvalidRequest
 from penstock.wire.frame import Entries
 
 
-class Step(NamedTuple):
+class ArrivalStep(NamedTuple):
     """One thing that is done.
 
     Attributes:
@@ -21,7 +21,7 @@ class Step(NamedTuple):
     transform: Callable[[Any], Any]
 
 
-def steps_of(arrive: Any) -> tuple[Step, ...]:
+def steps_of(arrive: Any) -> tuple[ArrivalStep, ...]:
     """Return what `Loader(arrive=)` asks for.
 
     Args:
@@ -40,9 +40,9 @@ def steps_of(arrive: Any) -> tuple[Step, ...]:
                     f"arrive={{{name!r}: {transform!r}}}: pass the name of a value, and a function "
                     "of it such as Cast('int64')"
                 )
-        return tuple(Step(name, transform) for name, transform in arrive.items())
+        return tuple(ArrivalStep(name, transform) for name, transform in arrive.items())
     if callable(arrive):
-        return (Step(None, arrive),)
+        return (ArrivalStep(None, arrive),)
     if isinstance(arrive, Sequence) and not isinstance(arrive, (str, bytes)):
         return tuple(step for part in arrive for step in steps_of(part))
     _refuse(
@@ -58,7 +58,7 @@ class Arrival:
         steps: What was asked for.
     """
 
-    def __init__(self, steps: tuple[Step, ...] = ()) -> None:
+    def __init__(self, steps: tuple[ArrivalStep, ...] = ()) -> None:
         self._steps = steps
 
     def is_due(self, values: Mapping[str, Any]) -> bool:
@@ -145,4 +145,4 @@ def _refuse(sentence: str) -> NoReturn:
     raise InvalidRequest(sentence)
 
 
-__all__ = ["Arrival", "Step", "steps_of"]
+__all__ = ["Arrival", "ArrivalStep", "steps_of"]

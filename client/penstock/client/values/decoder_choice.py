@@ -10,7 +10,7 @@ import importlib.util
 from typing import Any
 
 from penstock.client.values.arrival import Arrival
-from penstock.client.values.value_decoder import Decoder, NumpyDecoder
+from penstock.client.values.value_decoder import NumpyDecoder, ValueDecoder
 from penstock.wire.errors import InvalidRequest, MissingExtra
 
 
@@ -45,7 +45,7 @@ def check_values(device: Any, as_numpy: bool | None, memory: str) -> None:
         )
 
 
-def make_decoder(device: Any, as_numpy: bool | None, memory: str, arrival: Arrival) -> Decoder:
+def make_decoder(device: Any, as_numpy: bool | None, memory: str, arrival: Arrival) -> ValueDecoder:
     """Return what makes the values of batches; it may import torch or cupy.
 
     Args:

@@ -10,11 +10,11 @@ import logging
 import sys
 from typing import Any
 
-from penstock.client.calls.background_thread import tell
+from penstock.client.calls.background_thread import log_in_background
 from penstock.client.device.trouble import remedy
 from penstock.client.values.arrival import Arrival
 from penstock.client.values.device_decoder import DeviceDecoder
-from penstock.client.values.value_decoder import Decoder
+from penstock.client.values.value_decoder import ValueDecoder
 from penstock.wire.errors import CannotPin, InvalidRequest, MissingExtra, NoDevice
 
 logger = logging.getLogger("penstock")
@@ -88,7 +88,7 @@ def check_device(device: Any, as_numpy: bool | None, memory: str) -> None:
         )
 
 
-def decoder_for(device: Any, as_numpy: bool | None, memory: str, arrival: Arrival) -> Decoder:
+def decoder_for(device: Any, as_numpy: bool | None, memory: str, arrival: Arrival) -> ValueDecoder:
     """Return what makes the values of batches on a device; it may import torch or cupy.
 
     Args:
@@ -123,7 +123,7 @@ def decoder_for(device: Any, as_numpy: bool | None, memory: str, arrival: Arriva
     raise _no_device(device, reasons)
 
 
-def _by_torch(device: Any, memory: str, arrival: Arrival) -> Decoder:
+def _by_torch(device: Any, memory: str, arrival: Arrival) -> ValueDecoder:
     from penstock.client.device.torch_driver import TorchDriver
 
     driver, plain = TorchDriver(device), _plain(device, arrival)
@@ -137,14 +137,14 @@ def _by_torch(device: Any, memory: str, arrival: Arrival) -> Decoder:
     def note() -> None:
         _note(device, "memory that torch pins, and torch copies them", f"torch has CUDA {cuda}")
 
-    def instead(error: CannotPin) -> Decoder:
-        tell(logger.warning, LANDS, _name(device), PLAINLY, error)
+    def instead(error: CannotPin) -> ValueDecoder:
+        log_in_background(logger.warning, LANDS, _name(device), PLAINLY, error)
         return plain
 
     return DeviceDecoder(driver, arrival, note, instead if memory == "auto" else None)
 
 
-def _by_cupy(device: Any, why: str, arrival: Arrival) -> Decoder:
+def _by_cupy(device: Any, why: str, arrival: Arrival) -> ValueDecoder:
     cupy = importlib.import_module("cupy")
     mine = cupy.cuda.runtime.runtimeGetVersion() // 1000
     torch = sys.modules.get("torch")
@@ -227,14 +227,14 @@ def _torch_device(device: Any) -> Any:
         raise InvalidRequest(f"device={device!r} is not a device of torch: {said}") from error
 
 
-def _plain(device: Any, arrival: Arrival) -> Decoder:
+def _plain(device: Any, arrival: Arrival) -> ValueDecoder:
     from penstock.client.values.torch_decoder import TorchDecoder
 
     return TorchDecoder(device, arrival)
 
 
 def _note(device: Any, memory: str, why: str) -> None:
-    tell(logger.info, LANDS, _name(device), memory, why)
+    log_in_background(logger.info, LANDS, _name(device), memory, why)
 
 
 __all__ = [

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.client.bodies.buffers import Lease, Memory
+from penstock.client.bodies.buffers import BodyMemory, Lease
 from penstock.client.bodies.stages import Stage
 from penstock.client.device.copier import Copier, Copy
 from penstock.client.device.driver import Driver
 from penstock.client.device.pinned import LEAST_BYTES, PinnedMemory
 from penstock.client.values.arrival import Arrival
-from penstock.client.values.value_decoder import Decoder
+from penstock.client.values.value_decoder import ValueDecoder
 from penstock.wire import frame
 from penstock.wire.errors import CannotPin
 
@@ -22,7 +22,7 @@ TRIED_BYTES = 4096
 """What is pinned to find out whether anything can be."""
 
 
-class Begun(NamedTuple):
+class BegunBatch(NamedTuple):
     """A batch whose body may still be on its way to the device.
 
     Attributes:
@@ -35,7 +35,7 @@ class Begun(NamedTuple):
 
 
 class DeviceDecoder:
-    """Makes the values of batches on a device, in the arrays of its driver: a `Decoder`.
+    """Makes the values of batches on a device, in the arrays of its driver: a `ValueDecoder`.
 
     Args:
         driver: Of the device.
@@ -55,16 +55,16 @@ class DeviceDecoder:
         driver: Driver,
         arrival: Arrival,
         note: Callable[[], None] | None = None,
-        instead: Callable[[CannotPin], Decoder] | None = None,
+        instead: Callable[[CannotPin], ValueDecoder] | None = None,
     ) -> None:
         self._driver, self._arrival = driver, arrival
         self._note, self._instead = note, instead
-        self.memory: Memory | None = None
+        self.memory: BodyMemory | None = None
         self.pinned: PinnedMemory | None = None
         self.copying, self.taking = Stage(), Stage()
         self._copier: Copier | None = None
 
-    def settle(self, pinned_bytes: int | None = None) -> Decoder:
+    def settle(self, pinned_bytes: int | None = None) -> ValueDecoder:
         """Open the device, and return this decoder, or another where nothing can be pinned.
 
         Raises:
@@ -85,7 +85,7 @@ class DeviceDecoder:
             self._note()
         return self
 
-    def begin(self, entries: frame.Entries, lease: Lease) -> Begun:
+    def begin(self, entries: frame.Entries, lease: Lease) -> BegunBatch:
         """Return the values of a batch; those whose place is the device are on their way there."""
         assert self._copier is not None, "not settled"
         with self.copying.going_on():
@@ -94,12 +94,12 @@ class DeviceDecoder:
         on_device, on_host = driver.values(copy.memory), self._on_host(lease)
         values = decode_on_device(entries, lease.array, on_device, on_host)
         if not arrival.is_due(values):
-            return Begun(values, copy)
+            return BegunBatch(values, copy)
 
         def arrive() -> dict[str, Any]:
             return arrival.apply(values, entries, driver.to_int64, on_device=True)
 
-        return Begun(*self._copier.follow(copy, driver, arrive))
+        return BegunBatch(*self._copier.follow(copy, driver, arrive))
 
     def _on_host(self, lease: Lease) -> frame.TensorMaker | None:
         """Return what makes values on the host: the loop may write to them.
@@ -117,7 +117,7 @@ class DeviceDecoder:
 
         return apart
 
-    def finish(self, begun: Begun) -> dict[str, Any]:
+    def finish(self, begun: BegunBatch) -> dict[str, Any]:
         """Return the values of a batch; what the loop's thread queues from now on sees them."""
         assert self._copier is not None, "not settled"
         self._copier.receive(begun.copy, self._driver.current())

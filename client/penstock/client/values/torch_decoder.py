@@ -6,31 +6,31 @@ from typing import Any
 
 import torch
 
-from penstock.client.bodies.buffers import Lease, Memory
+from penstock.client.bodies.buffers import BodyMemory, Lease
 from penstock.client.bodies.stages import Stage
 from penstock.client.device.torch_views import HostViews, TensorViews
 from penstock.client.values.arrival import Arrival
 from penstock.client.values.device_decoder import decode_on_device
-from penstock.client.values.value_decoder import Decoder
+from penstock.client.values.value_decoder import ValueDecoder
 from penstock.wire import frame
 
 
 class TorchDecoder:
-    """Makes tensors on the host, or copies each body to a device as the loop takes it: a `Decoder`.
+    """Makes tensors on the host, or copies each body to a device as it is taken: a `ValueDecoder`.
 
     Args:
         device: A `torch.device`; None = the host.
         arrival: What is done with values as they arrive.
     """
 
-    memory: Memory | None = None
+    memory: BodyMemory | None = None
     is_ahead = False
 
     def __init__(self, device: Any, arrival: Arrival) -> None:
         self._device, self._arrival = device, arrival
         self.copying, self.taking = Stage(), Stage()
 
-    def settle(self, pinned_bytes: int | None = None) -> Decoder:
+    def settle(self, pinned_bytes: int | None = None) -> ValueDecoder:
         """Return this decoder: torch finds the device by itself."""
         return self
 

@@ -6,13 +6,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.client.bodies.buffers import Lease, Memory
+from penstock.client.bodies.buffers import BodyMemory, Lease
 from penstock.client.bodies.stages import Stage
 from penstock.client.values.arrival import Arrival
 from penstock.wire import frame
 
 
-class Decoder(Protocol):
+class ValueDecoder(Protocol):
     """Makes the values of batches, in two parts.
 
     `begin` is called by one thread: the feed's, ahead of the loop, where `is_ahead`; else the
@@ -25,12 +25,12 @@ class Decoder(Protocol):
         taking: The part of that in which memory to stage a body in is pinned, or waited for.
     """
 
-    memory: Memory | None
+    memory: BodyMemory | None
     is_ahead: bool
     copying: Stage
     taking: Stage
 
-    def settle(self, pinned_bytes: int | None = None) -> Decoder:
+    def settle(self, pinned_bytes: int | None = None) -> ValueDecoder:
         """Find out what depends on the loop's thread, and return the decoder to use.
 
         Called before anything else; the decoder is this one, or another in its place.
@@ -65,13 +65,13 @@ class NumpyDecoder:
         arrival: What that is.
     """
 
-    memory: Memory | None = None
+    memory: BodyMemory | None = None
     is_ahead = False
 
     def __init__(self, arrival: Arrival) -> None:
         self._arrival, self.copying, self.taking = arrival, Stage(), Stage()
 
-    def settle(self, pinned_bytes: int | None = None) -> Decoder:
+    def settle(self, pinned_bytes: int | None = None) -> ValueDecoder:
         """Return this decoder: arrays know no devices."""
         return self
 
@@ -91,4 +91,4 @@ class NumpyDecoder:
         return np.array(position, np.int64)
 
 
-__all__ = ["Decoder", "NumpyDecoder"]
+__all__ = ["NumpyDecoder", "ValueDecoder"]

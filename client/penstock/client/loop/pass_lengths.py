@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.client.loop.reader import Reader
+from penstock.client.loop.reader import LoopReader
 from penstock.client.run.options import Options
 from penstock.wire.order import Share, Tail
 
@@ -24,7 +24,7 @@ class Lengths:
         options: What the Loader was given.
     """
 
-    def __init__(self, reader: Reader, options: Options) -> None:
+    def __init__(self, reader: LoopReader, options: Options) -> None:
         self._reader, self._options = reader, options
 
     def steps(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.client.calls.background_thread import Patience, aside, tell
+from penstock.client.calls.background_thread import Patience, in_background, log_in_background
 from unit.served import wait_until
 
 
@@ -22,9 +22,9 @@ def test_what_is_done_aside_is_returned_and_raised() -> None:
     def fail(_: Patience) -> None:
         raise KeyError("x")
 
-    assert aside(lambda _: threading.get_ident()) != threading.get_ident()
+    assert in_background(lambda _: threading.get_ident()) != threading.get_ident()
     with pytest.raises(KeyError, match="x"):
-        aside(fail)
+        in_background(fail)
 
 
 def test_a_thread_that_ends_late_keeps_nothing_of_the_work() -> None:
@@ -47,7 +47,7 @@ def test_a_thread_that_ends_late_keeps_nothing_of_the_work() -> None:
 
     del thing
     try:
-        aside(work)
+        in_background(work)
         del work
         assert is_late.wait(60)
         assert reference() is None
@@ -86,7 +86,7 @@ def test_a_wait_has_an_end_and_the_work_goes_on() -> None:
         done.set()
 
     with pytest.raises(TimeoutError):
-        aside(work, patience_s=0.01)
+        in_background(work, patience_s=0.01)
     go.set()
     assert done.wait(30)
 
@@ -110,7 +110,7 @@ def test_work_whose_caller_was_interrupted_learns_of_it() -> None:
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
         with pytest.raises(Interrupted):
-            aside(work)
+            in_background(work)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert left.wait(30)
@@ -120,16 +120,16 @@ def test_a_line_of_the_log_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A lock of `logging` that a Ctrl-C has left locked elsewhere stops nobody here."""
-    monkeypatch.setattr("penstock.client.calls.background_thread.TELL_S", 0.05)
+    monkeypatch.setattr("penstock.client.calls.background_thread.LOG_S", 0.05)
     logger = logging.getLogger("penstock")
     with caplog.at_level(logging.WARNING, "penstock"):
         caplog.handler.acquire()
         try:
-            tell(logger.warning, "job %r is %s", "code", "late")
+            log_in_background(logger.warning, "job %r is %s", "code", "late")
             assert caplog.messages == []
         finally:
             caplog.handler.release()
-        tell(logger.warning, "and on")
+        log_in_background(logger.warning, "and on")
         # On its own thread, which may come after the next test else.
         wait_until(lambda: len(caplog.messages) == 2, "the line that was late")
     assert "and on" in caplog.messages
@@ -138,6 +138,8 @@ def test_a_line_of_the_log_is_not_waited_for_for_ever(
 def test_a_terminal_obeys_nothing_of_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Why a node drains is its own words; a trainer's log goes to a terminal as it is."""
     with caplog.at_level(logging.INFO):
-        tell(logging.getLogger("penstock").info, "job %r: %s (%d)", "x", "red \x1b[31m", 7)
+        log_in_background(
+            logging.getLogger("penstock").info, "job %r: %s (%d)", "x", "red \x1b[31m", 7
+        )
 
     assert caplog.messages == [r"job 'x': red \x1b[31m (7)"]
