@@ -18,7 +18,7 @@ from penstock.server.jobs.settings import (
     parse_bytes,
 )
 from penstock.server.joint_job import JointJob, RoleSet
-from penstock.wire.errors import InvalidJob, InvalidRequest, UnknownJob
+from penstock.wire.errors import InvalidJob, UnknownJob
 from penstock.wire.nearest import hint, nearest
 
 GOOD = """\
@@ -43,15 +43,6 @@ def read(folder: Path, text: str, **options: Any) -> Config:
     return load(write(folder, text), **{"environ": {}, **options})
 
 
-def refuse(folder: Path, text: str) -> InvalidJob:
-    """Return the error of a job file that must not pass, all its jobs built."""
-    with pytest.raises(InvalidJob) as caught:
-        dict(read(folder, text).jobs)
-    assert "\n" not in caught.value.message, "one sentence"
-    assert caught.value.fields["file"].endswith("penstock.yaml")
-    return caught.value
-
-
 def test_a_job_file_gives_settings_and_jobs(tmp_path: Path) -> None:
     """What the file says is what the job has; what it leaves out has the documented default."""
     config = read(tmp_path, GOOD)
@@ -74,102 +65,6 @@ def test_jobs_are_built_when_asked_for_and_once(tmp_path: Path) -> None:
     assert config.jobs["code"] is config.jobs["code"]
     with pytest.raises(InvalidJob, match=r"jobs\.bad\.source\.files"):
         config.job("bad")
-
-
-@pytest.mark.parametrize(
-    ("change", "by", "key", "says"),
-    [
-        ("lanes: 4", "lane: 4", "jobs.code.lane", "did you mean lanes"),
-        ("server:", "sever:", "sever", "did you mean server?"),
-        ("listen: 127.0.0.1:0", "lissten: x:1", "server.lissten", "did you mean listen?"),
-        ("lanes: 4", "lanes: four", "jobs.code.lanes", "is 'four': give a whole number"),
-        ("lanes: 4", "lanes: 0", "jobs.code.lanes", "is 0: give a whole number from 1 to 65,536"),
-        ("lanes: 4", "lanes: true", "jobs.code.lanes", "is true: give a whole number"),
-        ("lanes: 4", "lanes: 4.0", "jobs.code.lanes", "is 4.0: give a whole number"),
-        ("seed: 7", "seed: '7'", "jobs.code.seed", "is '7': give a whole number"),
-        ("seed: 7", "seed: no", "jobs.code.seed", "is 'no': give a whole number"),
-        ("seed: 7", "on_item_error: skip", "jobs.code.on_item_error", "give stop or quarantine"),
-        ("listen: 127.0.0.1:0", "listen: 9", "server.listen", "host:port or unix:/path"),
-        ("listen: 127.0.0.1:0", "listen: a:99999", "server.listen", "'a:99999'"),
-        ("listen: 127.0.0.1:0", "workers: many", "server.workers", "auto, or a whole number"),
-        ("listen: 127.0.0.1:0", "ready_bytes: 2 Gigs", "server.ready_bytes", "such as 2 GiB"),
-        ("batch_size: 2", "epochs: 1", "jobs.code.batcher", "neither batcher nor batch_size"),
-        (
-            "batch_size: 2",
-            "batch_size: 2\n    batcher: {type: simple, batch_size: 2}",
-            "jobs.code.batch_size",
-            "batch_size and batcher are both given",
-        ),
-        ("code:", "'co de':", "jobs.co de", "is not a name for a job"),
-        ("code:", "7:", "jobs.7", "is not a name for a job"),
-    ],
-)
-def test_a_mistake_names_key_value_and_remedy(
-    tmp_path: Path, change: str, by: str, key: str, says: str
-) -> None:
-    """Every wrong key or value is one sentence with the key path and what belongs there."""
-    error = refuse(tmp_path, GOOD.replace(change, by, 1))
-
-    assert error.fields["key"] == key
-    assert says in error.message
-
-
-def test_a_mistake_names_its_line(tmp_path: Path) -> None:
-    """The line is the one that an editor would jump to."""
-    for number, line in enumerate(GOOD.splitlines(), start=1):
-        if line.strip().startswith(("lanes", "seed", "batch_size")):
-            name = line.strip().partition(":")[0]
-            error = refuse(tmp_path, GOOD.replace(line, f"    {name}: wrong"))
-            assert error.fields["line"] == number
-            assert f"penstock.yaml:{number}: " in error.message
-
-
-def test_of_several_mistakes_the_first_in_the_file_is_told(tmp_path: Path) -> None:
-    """A reader mends a file from the top down."""
-    error = refuse(tmp_path, GOOD.replace("seed: 7", "sed: 7").replace("lanes: 4", "lanes: x"))
-
-    assert error.fields["key"] == "jobs.code.sed"
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "says"),
-    [
-        ("jobs:\n  a: [1\n", 3, "this is not YAML"),
-        ("jobs:\n\ta: 1\n", 2, "this is not YAML: a tab stands"),
-        (GOOD + "    seed: 8\n", 9, "jobs.code.seed is given twice, first on line 5"),
-        (GOOD + "---\njobs: {}\n", 9, "this is not YAML"),
-        ("jobs: &a {x: *a}\n", 1, "contains itself"),
-        ("", None, "holds nothing"),
-        ("- 1\n", 1, "holds [1]"),
-        ("server: {}\n", 1, "jobs is missing"),
-        ("jobs: {}\n", 1, "at least one job"),
-        ("jobs: {a: }\n", 1, "jobs.a is null: give a job"),
-        ("jobs: {a: {batch_size: 1}}\n", 1, "jobs.a.source is missing"),
-    ],
-)
-def test_a_file_that_is_no_job_file_is_refused(
-    tmp_path: Path, text: str, line: int | None, says: str
-) -> None:
-    """Broken YAML, repeated keys and missing sections are told with their line."""
-    error = refuse(tmp_path, text)
-
-    assert error.line == line
-    assert says in error.message
-
-
-def test_a_missing_file_says_how_to_get_one(tmp_path: Path) -> None:
-    """The first mistake of all: a wrong name."""
-    with pytest.raises(InvalidJob, match=r"there is no job file .*penstockd init"):
-        load(str(tmp_path / "none.yaml"), environ={})
-
-
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    """A tokenizer or a Parquet file in place of a job file gives a sentence, not a traceback."""
-    path = tmp_path / "penstock.yaml"
-    path.write_bytes(b"PAR1\xff\xfe")
-
-    with pytest.raises(InvalidJob, match="not UTF-8"):
-        load(str(path), environ={})
 
 
 def test_json_says_the_same_as_yaml(tmp_path: Path) -> None:
@@ -228,23 +123,6 @@ def test_a_section_of_the_server_is_json_in_its_variable(tmp_path: Path) -> None
     assert server.tls is not None
     assert (server.tls.cert, server.tls.key, server.tls.client_ca) == ("tls.crt", "tls.key", None)
     assert server.tls.min_version == "1.3"
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"environ": {"PENSTOCK_WORKERS": "x"}}, "PENSTOCK_WORKERS is 'x'"),
-        ({"overrides": {"ready_bytes": "lots"}}, "--ready-bytes is 'lots'"),
-        ({"environ": {"PENSTOCK_TLS": '{"cert": "a"}'}}, "PENSTOCK_TLS.key is missing"),
-        ({"environ": {"PENSTOCK_TLS": "cert.pem"}}, "PENSTOCK_TLS is no JSON"),
-    ],
-)
-def test_a_wrong_override_names_where_it_came_from(
-    tmp_path: Path, options: dict[str, Any], says: str
-) -> None:
-    """A variable is not called a key of the file."""
-    with pytest.raises(InvalidRequest, match=says):
-        read(tmp_path, GOOD, **options)
 
 
 def test_metrics_can_be_off(tmp_path: Path) -> None:
@@ -308,10 +186,6 @@ jobs = {"code": make(), "lazy": make}
 one = make()
 def all_of_them():
     return {"code": make()}
-def broken():
-    return 1 / 0
-number = 7
-wrong = {"code": 7}
 """
 
 
@@ -332,23 +206,6 @@ def test_python_jobs_may_be_one_job_or_functions(tmp_path: Path) -> None:
 
     assert list(load(f"{path}:one", environ={}).jobs) == ["job"]
     assert load(path, environ={}).job("lazy").name == "lazy"
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("number", "must be a dict of names and Jobs"),
-        ("wrong", "the job 'code' is 7 and no Job"),
-        ("broken", r"broken raises ZeroDivisionError: division by zero \(.*jobs\.py:13\)"),
-        ("job", "has no 'job'; did you mean jobs"),
-    ],
-)
-def test_wrong_python_jobs_are_told_in_a_sentence(tmp_path: Path, name: str, says: str) -> None:
-    """A user's mistake in jobs.py has no traceback of ours."""
-    path = write(tmp_path, JOBS_PY, "jobs.py")
-
-    with pytest.raises(InvalidJob, match=says):
-        dict(load(f"{path}:{name}", environ={}).jobs)
 
 
 def test_the_target_is_absolute_so_that_workers_find_it(

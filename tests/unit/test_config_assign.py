@@ -9,7 +9,6 @@ import pytest
 
 from penstock.server.jobs.definition import rebuild
 from penstock.server.jobs.load import Config, load
-from penstock.wire.errors import InvalidJob, InvalidRequest, UnknownJob
 
 FILE = """\
 x-batcher: &batcher {type: best_fit, max_tokens: 64, pool_size: 8}
@@ -85,72 +84,6 @@ def test_a_shared_section_changes_for_the_named_job_alone(tmp_path: Path) -> Non
 
     assert config.job("code").log_id == plain.job("code").log_id
     assert config.job("code.v2").log_id != plain.job("code.v2").log_id
-
-
-@pytest.mark.parametrize(
-    ("assignment", "kind", "says"),
-    [
-        ("code.batcher.max_tokns=5", InvalidJob,
-         "--set code.batcher.max_tokns: jobs.code.batcher.max_tokns is not a parameter of "
-         "best_fit: did you mean max_tokens?"),
-        ("code.bacther.max_tokens=5", InvalidJob,
-         "--set code.bacther.max_tokens: jobs.code.bacther is not a key of jobs.code: "
-         "did you mean batcher"),
-        ("code.batcher.max_tokens=many", InvalidJob,
-         "--set code.batcher.max_tokens: jobs.code.batcher.max_tokens is 'many': "
-         "give a whole number"),
-        ("code.batcher.max_tokens='12'", InvalidJob, "max_tokens is '12': give a whole number"),
-        ("code.batcher={max_tokens: 5, tpye: pool}", InvalidJob,
-         "--set code.batcher: jobs.code.batcher has no type"),
-        ("cod.lanes=5", UnknownJob, "--set cod.lanes: there is no job 'cod': did you mean code"),
-        ("server.workers=5", InvalidRequest,
-         "workers is a setting of the node: set PENSTOCK_WORKERS, or give --workers to serve"),
-        ("code=5", InvalidRequest, "--set code names no key of the job: write --set code.KEY"),
-        ("code..lanes=5", InvalidRequest, "names no key of the job"),
-        ("code.lanes", InvalidRequest, "--set code.lanes gives no value"),
-        ("code.lanes=", InvalidRequest, "--set code.lanes= gives no value"),
-        ("code.lanes=[1", InvalidRequest, "--set code.lanes:1: this is not YAML"),
-        ("code.lanes.x=1", InvalidRequest, "jobs.code.lanes is 4, which holds no keys"),
-        ("code.lanes[0]=1", InvalidRequest, "jobs.code.lanes is 4, which has no entry [0]"),
-        ("code.source.items[2]=1", InvalidRequest, "which has no entry [2]"),
-        ("code" + ".x" * 100 + "=1", InvalidRequest, "names no key of the job"),
-    ],
-)  # fmt: skip
-def test_a_mistake_names_the_option_and_a_remedy(
-    tmp_path: Path, assignment: str, kind: type[Exception], says: str
-) -> None:
-    """One sentence, and never the line of a key that the option has replaced."""
-    with pytest.raises(kind) as caught:
-        read(tmp_path, FILE, assignment).job("code")
-
-    assert says in str(caught.value)
-    assert "penstock.yaml:" not in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_mistake_names_the_option_that_made_it(tmp_path: Path) -> None:
-    """Not one that came after it and changed a key below."""
-    options = ("code.distributor={type: nope}", "code.distributor.seed=5")
-
-    with pytest.raises(InvalidJob, match=r"--set code\.distributor: .*'nope'"):
-        read(tmp_path, FILE, *options).job("code")
-
-
-def test_a_mistake_of_the_file_still_names_its_line(tmp_path: Path) -> None:
-    """Also beside a key that was set."""
-    text = FILE.replace("pad_to: 64", "pad_too: 64", 1)
-
-    with pytest.raises(InvalidJob, match=r"penstock\.yaml:8: jobs\.code\.collator\.pad_too"):
-        read(tmp_path, text, "code.batcher.max_tokens=32").job("code")
-
-
-def test_jobs_that_code_builds_have_no_keys_to_set(tmp_path: Path) -> None:
-    """The sentence says what to do in place of it."""
-    path = tmp_path / "jobs.py"
-    path.write_text("raise AssertionError('not run')\n")
-
-    with pytest.raises(InvalidRequest, match=r"--set code.lanes=5: the jobs of .* built by code"):
-        load(str(path), environ={}, assignments=["code.lanes=5"])
 
 
 def test_relative_paths_start_at_the_job_file(

@@ -11,7 +11,7 @@ import pytest
 from penstock.server.job import Job
 from penstock.server.jobs.load import load
 from penstock.server.sources import ItemsSource
-from penstock.wire.errors import InvalidJob, InvalidRequest
+from penstock.wire.errors import InvalidJob
 
 JOB = "jobs: {a: {source: {type: items, items: [1]}, batch_size: 1%s}}\n"
 
@@ -104,15 +104,6 @@ def test_lanes_are_limited_in_python_too() -> None:
 
 
 # --- the environment ------------------------------------------------------------------------------
-
-
-def test_an_unknown_variable_names_the_nearest(tmp_path: Path) -> None:
-    """`PENSTOCK_WORKER=8` would otherwise be a node with other settings than its owner thinks."""
-    path = tmp_path / "penstock.yaml"
-    path.write_text(JOB % "")
-
-    with pytest.raises(InvalidRequest, match=r"PENSTOCK_WORKER is not .*mean PENSTOCK_WORKERS"):
-        load(str(path), environ={"PENSTOCK_WORKER": "8"})
 
 
 def test_what_kubernetes_sets_for_a_service_of_our_name_is_left_alone(tmp_path: Path) -> None:

@@ -121,30 +121,6 @@ def test_a_newer_definition_is_refused(file: Path) -> None:
         decode(json.dumps({**told, "format": 2}).encode())
 
 
-@pytest.mark.parametrize(
-    ("value", "sentence"),
-    [
-        ("!!timestamp 2024-01-01", r":1: the tag '!!timestamp' is not that of a value of JSON"),
-        ("!!binary aGk=", r":1: the tag '!!binary' is not that of a value of JSON"),
-        ("{1: 2}", r"jobs\.job holds a value that JSON cannot hold"),
-        (".nan", r"jobs\.job holds a value that JSON cannot hold"),
-    ],
-)
-def test_what_json_cannot_hold_is_refused_by_name(
-    tmp_path: Path, value: str, sentence: str
-) -> None:
-    """Whether or not its role would take it: a worker would get something else."""
-    (tmp_path / "roles.py").write_text(ROLES)
-    file = tmp_path / "jobs.yaml"
-    file.write_text(
-        "jobs: {job: {batch_size: 1, source: {type: items, items: [1]}, "
-        f"processor: {{type: './roles.py:Add', table: {value}}}}}}}\n"
-    )
-
-    with pytest.raises(InvalidJob, match=sentence):
-        load(str(file)).job("job")
-
-
 def test_a_definition_of_another_folder_is_another(file: Path, tmp_path: Path) -> None:
     """The log is the same: paths decide no byte, and a node must know where to look."""
     other = tmp_path / "other"

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import yaml
 
 from penstock.server.index.file import SizeIndex
 from penstock.server.job import Job
-from penstock.server.jobs.load import load
 from penstock.server.joint_job import JointJob
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import open_planner
@@ -296,43 +294,6 @@ def test_windows_and_lanes_of_any_number_work(window: int, lanes: int, index: Pa
         read(job, 2)
         if epochs:
             assert job.order.batches == sum(job.known_end(lane) or 0 for lane in range(lanes))
-
-
-@pytest.mark.parametrize(
-    ("plan", "sentence"),
-    [
-        ({"window": 0}, "plan.window is 0: give null or a whole number of at least 1"),
-        ({"window": "many"}, "plan.window is 'many': give null or a whole"),
-        ({"index": ""}, "plan.index is '': give the path or the URL of an index"),
-        ({"group_by_length": "yes"}, "plan.group_by_length is 'yes': give true or false"),
-        ({"balance": "tokens +"}, 'plan.balance is "tokens +", and at character'),
-        ({"balance": "words"}, "'words' is not known"),
-        ({"balance": 3}, "plan.balance is 3: give an expression"),
-        ({"storage_options": 3}, "may hold credentials): give keys and values"),
-        ({"windows": 3}, "plan.windows is not a key of jobs.a.plan: did you mean window?"),
-        ({"index": None}, "plan.index is missing: give the path"),
-    ],
-)
-def test_a_wrong_key_of_a_plan_is_named_with_its_line(
-    plan: dict[str, Any], sentence: str, index: Path, tmp_path: Path
-) -> None:
-    """As any other key of a job file."""
-    job = {
-        "source": {"type": "items", "items": raw_items()},
-        "batcher": {"type": "best_fit_decreasing", "max_tokens": 64},
-        "collator": "packed",
-        "plan": {"index": str(index), **plan},
-    }
-    if plan.get("index", "") is None:
-        del job["plan"]["index"]  # type: ignore[attr-defined]
-    (tmp_path / "jobs.yaml").write_text(yaml.safe_dump({"jobs": {"a": job}}))
-
-    with pytest.raises(InvalidJob) as caught:
-        _ = load(str(tmp_path / "jobs.yaml")).jobs["a"].log_id
-
-    assert "jobs.yaml:" in caught.value.message
-    assert "jobs.a.plan" in caught.value.message
-    assert sentence in caught.value.message
 
 
 def test_a_joint_job_does_not_balance(index: Path) -> None:

@@ -24,8 +24,6 @@ from penstock.server.roles import (
 from penstock.server.roles.role import Role
 from penstock.wire.errors import InvalidJob, PenstockError
 
-SOURCES = ", ".join(sorted(KINDS["source"].builtins))
-
 ROLES_PY = """\
 from penstock.server.roles import RawItemProcessor, SampleBatcher
 
@@ -55,12 +53,6 @@ class Open(RawItemProcessor):
 
     def process(self, raw, context):
         return raw
-
-class NoRole:
-    pass
-
-class Abstract(RawItemProcessor):
-    pass
 
 def to_sample(raw):
     return {"x": raw["x"]}
@@ -137,13 +129,6 @@ def test_a_number_in_a_name_is_a_parameter(location: Location) -> None:
     assert isinstance(named, WindowPackingBatcher)
     assert named.arguments == {"max_tokens": 8, "window": 10}
     assert twelve.identity() == spelled.identity() != named.identity()
-    for wrong, key in (
-        ({"type": "window_10", "window": 12, "max_tokens": 8}, "batcher.window"),
-        ({"type": "window_0", "max_tokens": 8}, "batcher: window is 0"),
-        ({"type": "window_ten", "max_tokens": 8}, "batcher.type"),
-        ({"type": "simple_10"}, "batcher.type"),
-    ):
-        assert key in refuse("batcher", wrong, location).message
 
 
 @pytest.mark.parametrize(
@@ -196,94 +181,6 @@ def test_an_entry_point_that_fails_to_import_is_told(
     error = refuse("batcher", {"type": "mine"}, location)
 
     assert "'mine' of no_such_package_at_all:Batcher cannot be imported" in error.message
-
-
-@pytest.mark.parametrize(
-    ("kind", "spec", "key", "says"),
-    [
-        ("batcher", {"type": "bestfit"}, "batcher.type", "did you mean best_fit"),
-        ("source", {"type": "zzz"}, "source.type", f"known are {SOURCES}"),
-        ("source", {"files": "x"}, "source", f"has no type: give one of {SOURCES}"),
-        (
-            "batcher",
-            {"type": "best_fit", "max_token": 8},
-            "batcher.max_token",
-            "is not a parameter of best_fit: did you mean max_tokens",
-        ),
-        ("batcher", {"type": "best_fit"}, "batcher", "needs max_tokens, which is not given"),
-        (
-            "batcher",
-            {"type": "best_fit", "max_tokens": "8"},
-            "batcher.max_tokens",
-            "is '8': give a whole number",
-        ),
-        (
-            "batcher",
-            {"type": "best_fit", "max_tokens": 8, "overlong": "spilt"},
-            "batcher.overlong",
-            "'spilt'",
-        ),
-        ("source", {"type": "items", "items": 3}, "source.items", "is 3"),
-        ("processor", {"type": "./none.py:Doubled"}, "processor.type", "none.py"),
-        (
-            "processor",
-            {"type": "./my_roles.py:Double"},
-            "processor.type",
-            "has no 'Double'; did you mean Doubled",
-        ),
-        (
-            "processor",
-            {"type": "./my_roles.py:NoRole"},
-            "processor.type",
-            "the class NoRole and no processor: derive it from penstock.server.roles.Raw",
-        ),
-        (
-            "processor",
-            {"type": "./my_roles.py:to_sample"},
-            "processor.type",
-            "write function: ./my_roles.py:to_sample in place of processor:",
-        ),
-        (
-            "collator",
-            {"type": "./my_roles.py:to_sample"},
-            "collator.type",
-            "write collator: {function: ./my_roles.py:to_sample}",
-        ),
-        ("collator", {"function": "./my_roles.py:no"}, "collator.function", "has no 'no'"),
-        (
-            "collator",
-            {"function": "./my_roles.py:NoRole", "x": 1},
-            "collator.x",
-            "not a parameter of",
-        ),
-        ("source", {"type": "./my_roles.py:NoRole"}, "source.type", "{type: torch, factory: "),
-        ("batcher", {"type": "./my_roles.py:Doubled"}, "batcher.type", "no batcher"),
-        (
-            "processor",
-            {"type": "./my_roles.py:Doubled", "facto": 2},
-            "processor.facto",
-            "did you mean factor",
-        ),
-        ("processor", {"type": "./my_roles.py:Picky"}, "processor", "needs size"),
-        ("processor", {"type": "identity", "x": 1}, "processor.x", "not a parameter of identity"),
-        ("processor", {"function": "./my_roles.py:no"}, "processor.function", "has no 'no'"),
-        (
-            "processor",
-            {"type": "tokenize", "tokenizer": "./my_roles.py"},
-            "processor.tokenizer",
-            "is not a tokenizer",
-        ),
-        ("processor", {"type": "./my_roles.py:Abstract"}, "processor", "Abstract cannot be built"),
-    ],
-)
-def test_a_wrong_role_names_key_and_remedy(
-    location: Location, kind: str, spec: dict[str, Any], key: str, says: str
-) -> None:
-    """Each mistake is one sentence at its key path."""
-    error = refuse(kind, spec, location)
-
-    assert error.fields["key"] == f"jobs.code.{key}"
-    assert says in error.message
 
 
 def test_a_constructor_that_raises_shows_the_users_frames_only(location: Location) -> None:
