@@ -70,7 +70,7 @@ def serve(
         from penstock.server.tls import choose_ciphers
 
         choose_ciphers(config.server.tls)
-    preload(WORKER, COUNT)
+    preload((WORKER, COUNT), config.imports)
     from penstock.server.logs import configure
 
     configure(config.server.log_format, config.server.log_level)

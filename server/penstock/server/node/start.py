@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock.server.allocator import preloaded
-from penstock.server.environment import worker_environment
+from penstock.server.environment import ARROW_MEMORY, worker_environment
 from penstock.server.node.memory import sealed_memory
 from penstock.server.node.page import PAGE_BYTES, Page
 from penstock.server.said import for_children, stderr_of_children
@@ -41,17 +41,22 @@ logger = logging.getLogger("penstock")
 ANSWER_S = 60.0
 """How long a zygote may take to fork, its imports included: one that was stopped never does."""
 
+END_S = 0.2
+"""How long a zygote whose socket has closed may take to end by itself."""
+
 MOST_PAUSE_S = 0.05
 """Between two looks at a process whose end is waited for with a deadline."""
 
 WORKER, COUNT = "penstock.server.node.worker_main", "penstock.server.node.count"
 """The tasks of a node."""
 
+_ARROW = "JE_ARROW_MALLOC_CONF"
+
 COMMON = ("penstock.server.jobs.definition",)
 """What every task with a job needs."""
 
 PADDING = " " * 64
-"""The zygote's last argument, which leaves room for what its children are called."""
+"""An argument of the zygote, which leaves room for what its children are called."""
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
@@ -163,7 +168,7 @@ def start(
                 "definition": bool(definition),
             }
             with _asking:
-                child = _fork((module, *COMMON), json.dumps(request).encode(), fds)
+                child = _fork(module, json.dumps(request).encode(), fds)
             page = Page(page_fd)
             on_error.pop_all()
         return Process(child, page, ours)
@@ -175,22 +180,30 @@ def _closed(stack: contextlib.ExitStack, fd: int) -> int:
     return fd
 
 
-def preload(*modules: str) -> None:
+def preload(modules: Sequence[str], packages: Sequence[str] = ()) -> None:
     """Start the zygote, which imports what tasks need while this process does something else.
 
     Args:
         modules: Those of the tasks.
+        packages: What their jobs will need, of others too. Where importing one starts a thread,
+            the zygote does without all of them.
 
     Raises:
         OSError: The system has no memory or process left for it.
     """
     with _asking:
-        _current((*modules, *COMMON))
+        _modules[:], _packages[:] = modules, packages
+        _current()
 
 
 def program_environment() -> dict[str, str]:
     """Return the environment that a process is started in now."""
-    return preloaded(worker_environment({**os.environ, **cache_variable(), **for_children()}))
+    found = worker_environment({**os.environ, **cache_variable(), **for_children()})
+    if found.get(_ARROW) == ARROW_MEMORY[_ARROW]:
+        # Else Arrow starts a thread as it is imported, and the zygote could not do that for all.
+        # Workers give back what it has freed: see `worker_main`.
+        found[_ARROW] += ",background_thread:false"
+    return preloaded(found)
 
 
 # --- the zygote, as this process sees it ----------------------------------------------------------
@@ -199,7 +212,9 @@ def program_environment() -> dict[str, str]:
 class _Zygote:
     """The process that forks, for the process that has started it."""
 
-    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, modules: Sequence[str], packages: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
         self.environment, self.owner = environment, os.getpid()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(ANSWER_S)
@@ -207,7 +222,7 @@ class _Zygote:
         try:
             with theirs, _without_signals():
                 self._process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), *modules, PADDING],
+                    [*command, str(theirs.fileno()), PADDING, *modules, "--", *packages],
                     env=environment,
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
@@ -238,6 +253,13 @@ class _Zygote:
             raise OSError(-pid, os.strerror(-pid))
         return Child(pid)
 
+    def await_end(self) -> None:
+        """Wait until it has ended, which it was about to do."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        self._process.kill()
+        self._process.wait()
+
     def close(self) -> None:
         """End it; it has no state."""
         self._socket.close()
@@ -247,28 +269,32 @@ class _Zygote:
 
 
 _asking = threading.Lock()
+_modules: list[str] = []
+_packages: list[str] = []
+"""What a zygote imports: of tasks, and of their jobs."""
+
 _zygotes: list[_Zygote] = []
 """The one of this process, if it was needed."""
 
 
-def _fork(modules: Sequence[str], request: bytes, fds: Sequence[int]) -> Child:
+def _fork(module: str, request: bytes, fds: Sequence[int]) -> Child:
     """Return a new child, forked by the zygote or, where that has ended just now, by another one.
 
     Raises:
         OSError: There is none.
     """
     try:
-        return _current(modules).fork(request, fds)
+        return _current(module).fork(request, fds)
     except ConnectionError:
-        pass
+        _zygotes[0].await_end()  # its socket closes a moment before
     except BaseException:
         # An answer may still come, which nobody would take for that of the next request.
         _end()
         raise
-    return _current(modules).fork(request, fds)
+    return _current(module).fork(request, fds)
 
 
-def _current(modules: Sequence[str]) -> _Zygote:
+def _current(module: str = "") -> _Zygote:
     """Return the zygote of this process, started where there is none in the right environment."""
     environment = program_environment()
     if _zygotes:
@@ -284,7 +310,9 @@ def _current(modules: Sequence[str]) -> _Zygote:
         _end()
     else:
         atexit.register(_end)
-    _zygotes.append(_Zygote(modules, environment))
+    if module and module not in _modules:
+        _modules.append(module)
+    _zygotes.append(_Zygote([*COMMON, *_modules], _packages, environment))
     return _zygotes[0]
 
 
