@@ -104,9 +104,7 @@ def body_of(device: SimulatedDevice, batch: Batch) -> np.ndarray:
     """Return the bytes of a batch as they lie on the device, read by a kernel of the loop."""
     [array, *_] = [value for value in batch.values() if isinstance(value, DeviceArray)]
     memory = array.memory
-    return DeviceArray(
-        device.simulator, device.current, memory, np.dtype(np.uint8), memory.shape, 0
-    ).get()
+    return DeviceArray(device, memory, np.dtype(np.uint8), memory.shape, 0).get()
 
 
 def record_of(device: SimulatedDevice, batch: Batch) -> dict[str, Any]:

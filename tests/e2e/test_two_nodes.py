@@ -17,8 +17,9 @@ from penstock.client.bodies.buffers import BufferPool
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
 from penstock.client.reading.dealing import deal
-from penstock.client.reading.feed import Feed
+from penstock.client.reading.feed import Feed, WantedPositions
 from penstock.client.reading.route import FeedNode
+from penstock.client.reading.route_set import Prefetch
 from penstock.client.session.session import Session
 from penstock.wire.order import Share
 from penstock.wire.transport import ReadCall, Transport
@@ -106,7 +107,9 @@ def connected(servers: list[Server], job: str, share: Share) -> Iterator[Read]:
 def feeding(read: Read, stop: int | None, **options: Any) -> Iterator[Feed]:
     """Return a feed of the dealt nodes, and end it."""
     given = {"prefetch": 7, "prefetch_bytes": 1 << 20, "max_body_bytes": 1 << 20} | options
-    feed = Feed(read.dealt, read.session, 0, stop=stop, pool=BufferPool(9), **given)
+    prefetch = Prefetch(given["prefetch"], given["prefetch_bytes"])
+    wanted = WantedPositions(0, stop, prefetch, given["max_body_bytes"])
+    feed = Feed(read.dealt, read.session, wanted, BufferPool(9))
     try:
         yield feed
     finally:
@@ -118,7 +121,7 @@ def digests(feed: Feed, share: Share) -> list[tuple[int, int, str]]:
     """Read to the end: position, lane and digest of each batch, with its header's bytes."""
     found: list[tuple[int, int, str]] = []
     for position in share.walk(0):
-        feed.release(position)
+        feed.release(position, 0)
         delivery = feed.take(position, 60.0)
         if delivery is None:
             return found
@@ -171,7 +174,7 @@ def test_a_node_that_starts_again_is_waited_for(tmp_path: Path) -> None:
         with feeding(both, 200) as feed:
             for position in range(40):
                 assert feed.take(position, 60.0) is not None
-                feed.release(position)
+                feed.release(position, 0)
             told = Control(both.dealt[1].transport, "endless", "", 30.0).describe()
             servers[1].terminate()
             servers[1].command += ["--listen", servers[1].address]

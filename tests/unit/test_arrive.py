@@ -58,7 +58,7 @@ def on_device(array: np.ndarray[Any, Any]) -> DeviceArray:
         device.simulator.launch(
             device.current(), lambda block: block.__setitem__(slice(None), data), [], [memory]
         )
-    return DeviceArray(device.simulator, device.current, memory, array.dtype, array.shape, 0)
+    return DeviceArray(device, memory, array.dtype, array.shape, 0)
 
 
 KINDS: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {

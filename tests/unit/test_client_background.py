@@ -18,7 +18,7 @@ from penstock.client.calls.background_thread import Patience, in_background, log
 from unit.served import wait_until
 
 
-def test_what_is_done_aside_is_returned_and_raised() -> None:
+def test_what_is_done_in_the_background_is_returned_and_raised() -> None:
     def fail(_: Patience) -> None:
         raise KeyError("x")
 
@@ -56,13 +56,13 @@ def test_a_thread_that_ends_late_keeps_nothing_of_the_work() -> None:
 
 
 ENDING = """
-from penstock.client.calls.background_thread import aside
+from penstock.client.calls.background_thread import in_background
 
 def work():
     try:
         yield
     finally:  # run by the interpreter, when a program has left it in the middle and is over
-        print("done:", aside(lambda _: 7), flush=True)
+        print("done:", in_background(lambda _: 7), flush=True)
 
 left = work()
 next(left)

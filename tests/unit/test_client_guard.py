@@ -57,7 +57,7 @@ def test_another_process_is_refused() -> None:
 
 @pytest.mark.torch
 def test_a_loader_may_be_used_while_another_thread_imports_torch() -> None:
-    """As the next call does after the first one, which imports torch aside, was broken off.
+    """As the next call does after the first, which imports torch in the background, was broken off.
 
     What is half imported stands in `sys.modules` without its functions.
     """

@@ -164,8 +164,8 @@ def test_memory_that_is_given_back_too_early_is_found(
 ) -> None:
     """Within 100 runs, where the driver forgets who uses it."""
     _, module = install()
-    used = module._Used
-    monkeypatch.setattr(module, "_Used", lambda pointer, streams: used(pointer, NoStreams()))
+    used = module._UsedMemory
+    monkeypatch.setattr(module, "_UsedMemory", lambda pointer, streams: used(pointer, NoStreams()))
 
     with pytest.raises(AssertionError), pytest.MonkeyPatch.context() as patch:
         search(100, Parts(device=over_cupy(module, patch)))

@@ -18,7 +18,8 @@ from penstock.client import Limits
 from penstock.client.bodies.buffers import BufferPool, Lease, size_class
 from penstock.client.device.copier import Copier
 from penstock.client.device.free_spans import FreeSpans
-from penstock.client.device.pinned import BODIES, SHARE, PinnedMemory, default_pinned_bytes
+from penstock.client.device.pinned import SHARE, PinnedMemory, default_pinned_bytes
+from penstock.client.device.pinned_arena import BODIES
 from penstock.client.device.trouble import cannot_pin
 from penstock.client.testing import Lazy, SimulatedDevice, Simulator
 from penstock.wire.errors import CannotPin, InvalidRequest

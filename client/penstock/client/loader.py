@@ -302,15 +302,13 @@ class Loader:
             StaleGeneration: A newer attempt of the group has taken over; nothing was written.
             Unreachable: No answer within the deadline; committing again is safe.
         """
-        group = self._need_group("commit")
+        self._need_group("commit")
         session = self._reader.started()
         if step is not None:
             step = step_argument("commit", step)
         reply = self._opener.control.commit(
-            group,
-            session.token,
+            session.member,
             session.generation,
-            session.share.rank,
             session.share.step(self._reader.counted) if step is None else step,
             all_rows=step is not None,
         )

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import time
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -39,6 +40,25 @@ CALL_S = 30.0
 ReplyT = TypeVar("ReplyT", bound=Message)
 
 
+@dataclass(frozen=True)
+class Member:
+    """A rank in an attempt of a group.
+
+    Attributes:
+        group: The group's name.
+        token: What all ranks of the attempt present.
+        rank: Below `world_size`.
+        world_size: W.
+        uneven: Ranks that get fewer batches of a step than others get fillers.
+    """
+
+    group: str
+    token: str
+    rank: int
+    world_size: int
+    uneven: bool = False
+
+
 class Control:
     """The calls of one client about one job.
 
@@ -70,18 +90,15 @@ class Control:
         return reply
 
     def begin(
-        self,
-        group: str,
-        token: str,
-        rank: int,
-        world_size: int,
-        *,
-        batches_per_step: int | None,
-        start_step: int | None,
-        store: str,
-        uneven: bool = False,
+        self, member: Member, *, batches_per_step: int | None, start_step: int | None, store: str
     ) -> cursors_pb2.BeginReply:
         """Start or join an attempt of a group.
+
+        Args:
+            member: The rank, with the token of the attempt.
+            batches_per_step: G; None = the group's, or the job's.
+            start_step: Where the attempt begins; None = at the group's cursor.
+            store: The UUID of the store that a state comes from; empty = of any.
 
         Raises:
             StaleGeneration, WorldSizeMismatch, StepSizeMismatch, JobChanged, OtherStore: See there.
@@ -90,28 +107,28 @@ class Control:
         request = cursors_pb2.BeginRequest(
             protocol=PROTOCOL,
             job=self.job,
-            group=group,
-            token=token,
-            rank=rank,
-            world_size=world_size,
+            group=member.group,
+            token=member.token,
+            rank=member.rank,
+            world_size=member.world_size,
             batches_per_step=batches_per_step or 0,
             start_step=start_step,
             owner=owner(),
             store=store,
-            uneven=uneven,
+            uneven=member.uneven,
         )
         return traced(
             "begin",
             lambda: self.call("Cursors/Begin", request, cursors_pb2.BeginReply),
             job=self.job,
-            group=group,
-            rank=rank,
+            group=member.group,
+            rank=member.rank,
         )
 
     def commit(
-        self, group: str, token: str, generation: int, rank: int, step: int, *, all_rows: bool
+        self, member: Member, generation: int, step: int, *, all_rows: bool
     ) -> cursors_pb2.CommitReply:
-        """Move this rank's row, or every row, to `step`.
+        """Move a rank's row, or every row, to `step`.
 
         Raises:
             StaleGeneration: A newer attempt has taken over.
@@ -119,10 +136,10 @@ class Control:
         """
         request = cursors_pb2.CommitRequest(
             job=self.job,
-            group=group,
-            token=token,
+            group=member.group,
+            token=member.token,
             generation=generation,
-            rank=rank,
+            rank=member.rank,
             step=step,
             all_rows=all_rows,
         )
@@ -130,8 +147,8 @@ class Control:
             "commit",
             lambda: self.call("Cursors/Commit", request, cursors_pb2.CommitReply),
             job=self.job,
-            group=group,
-            rank=rank,
+            group=member.group,
+            rank=member.rank,
             step=step,
         )
 
@@ -314,4 +331,4 @@ def owner() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-__all__ = ["Control", "check_protocol", "owner"]
+__all__ = ["Control", "Member", "check_protocol", "owner"]

@@ -1,41 +1,29 @@
-"""Memory of the host that a device copies from: one bounded arena, of which bodies are spans.
-
-Pinning is slow, and the allocators of torch and cupy keep what was pinned for each size, for ever.
-So they are asked for arenas alone, a few times in a run.
-"""
+"""Memory of the host that a device copies from: one bounded arena, of which bodies are spans."""
 
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import threading
 import weakref
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.client.bodies.buffers import Lease, size_class
-from penstock.client.bodies.lifetimes import Lifetimes, Passing, keep_until
+from penstock.client.bodies.buffers import Lease
+from penstock.client.bodies.lifetimes import Lifetimes, keep_until
 from penstock.client.bodies.stages import Stage
 from penstock.client.calls.background_thread import log_in_background
-from penstock.client.device.free_spans import FreeSpans
+from penstock.client.device.pinned_arena import PinnedArena, PinnedSpan
 from penstock.client.device.port import End, Port
 from penstock.client.device.trouble import too_little_to_pin
-from penstock.wire import ALIGNMENT
 from penstock.wire.errors import CannotPin, PenstockError
 from penstock.wire.prefetch import AHEAD_BYTES
 from penstock.wire.resources import usable_memory_bytes
 
 logger = logging.getLogger("penstock")
-
-BODIES = 8
-"""The arena has room for so many of the largest body: four that are ready, one in use, one that
-arrives, one for staging alone, and one for what lies between spans of several sizes. Measured with
-bodies of 5 MB and a loop that takes 20 ms: of 4, four bodies in ten found no span, of 6 one in ten,
-of 8 none (`Loader` with its defaults, a simulated device)."""
 
 LEAST_BYTES = 2 * AHEAD_BYTES
 """A Loader's arena is not smaller: small bodies are ready by the dozen, up to `AHEAD_BYTES`."""
@@ -54,20 +42,6 @@ def default_pinned_bytes() -> int:
     return usable_memory_bytes() // ranks // SHARE
 
 
-class _Piece(NamedTuple):
-    """A part of the arena, which was pinned at once."""
-
-    storage: NDArray[np.uint8]
-    spans: FreeSpans
-
-
-class _PinnedSpan(NamedTuple):
-    piece: _Piece
-    start: int
-    nbytes: int
-    events: list[Passing]
-
-
 class PinnedMemory:
     """What bodies land in on their way to a device: a `buffers.BodyMemory`.
 
@@ -83,34 +57,38 @@ class PinnedMemory:
         least_bytes: How large the arena is at least, if it may be.
 
     Attributes:
-        arena_bytes: How large the arena is.
         registered_bytes: How much memory of others is pinned where it lies.
-        grown: How often the arena has grown, since a body was larger than any before.
         overflowed: How many bodies found no free span, and landed in plain memory.
         staged: How many bodies were copied within the host, into the arena.
         taking: Staging takes a span: memory is pinned for it, or copies are waited for.
     """
 
     def __init__(self, port: Port, most_bytes: int | None = None, least_bytes: int = 0) -> None:
-        self._port, self._least_bytes = port, least_bytes
+        self._port, self._arena = port, PinnedArena(port, least_bytes)
         self._most_bytes = default_pinned_bytes() if most_bytes is None else most_bytes
         self._lock = threading.Lock()  # no signal handler breaks the threads off that take it
-        self._pieces: list[_Piece] = []
-        self._largest = 0  # what the span for staging is long enough for
-        self._reserve: _PinnedSpan | None = None  # that span, where it is free
-        self._leased: Lifetimes[_PinnedSpan] = Lifetimes()  # of arrays
+        self._leased: Lifetimes[PinnedSpan] = Lifetimes()  # of arrays
         # Their views are gone, and an event had not come to pass when it was looked at.
-        self._awaited: deque[_PinnedSpan] = deque()
-        self._staging: deque[tuple[_PinnedSpan, End]] = deque()
+        self._awaited: deque[PinnedSpan] = deque()
+        self._staging: deque[tuple[PinnedSpan, End]] = deque()
         self._leased_bytes = 0
         self._refused_bytes: int | None = None  # the shortest body that there is no arena for
         self._has_warned = False
-        self.arena_bytes = self.registered_bytes = self.grown = 0
-        self.overflowed = self.staged = 0
+        self.registered_bytes = self.overflowed = self.staged = 0
         self.taking = Stage()
         # A device may read on when this is gone; at exit it is gone by itself.
         left = (self._leased, self._awaited, self._staging)
         weakref.finalize(self, _outlive, *left).atexit = False
+
+    @property
+    def arena_bytes(self) -> int:
+        """How large the arena is."""
+        return self._arena.nbytes
+
+    @property
+    def grown(self) -> int:
+        """How often the arena has grown, since a body was larger than any before."""
+        return self._arena.grown
 
     # --- bodies that land ---
 
@@ -124,7 +102,7 @@ class PinnedMemory:
                 except CannotPin as error:
                     self._refused_bytes = nbytes
                     self._warn(f"a batch of {nbytes:,} bytes lands in plain memory: {error}")
-            span = self._take(nbytes)
+            span = self._arena.take(nbytes)
             if span is None:
                 self.overflowed += 1
                 return None
@@ -166,7 +144,7 @@ class PinnedMemory:
         self.staged += 1
         return staged
 
-    def _take_for_staging(self, nbytes: int, end: End) -> _PinnedSpan | None:
+    def _take_for_staging(self, nbytes: int, end: End) -> PinnedSpan | None:
         with self._lock:
             self._sort_in()
             try:
@@ -175,9 +153,9 @@ class PinnedMemory:
                 if not self._staging:
                     raise
                 return None  # what is copied from now may be what is in the way
-            span = self._take(nbytes)
+            span = self._arena.take(nbytes)
             if span is None:
-                span, self._reserve = self._reserve, None
+                span = self._arena.take_reserve()
             if span is not None:
                 self._staging.append((span, end))
                 self._leased_bytes += span.nbytes
@@ -206,7 +184,7 @@ class PinnedMemory:
             nbytes: The length of a body there: an arena for those must have room beside it.
         """
         with self._lock:
-            own = max(self.arena_bytes, BODIES * size_class(nbytes), self._least_bytes)
+            own = self._arena.least_for(nbytes)
             if self.registered_bytes + array.nbytes + own > self._most_bytes:
                 self._warn(
                     f"lent batches are copied within the host: {array.nbytes:,} bytes of the "
@@ -239,68 +217,12 @@ class PinnedMemory:
         Raises:
             CannotPin: There can be none.
         """
-        need = _whole(nbytes, ALIGNMENT)
-        if need <= self._largest:
-            return
-        room = self._most_bytes - self.arena_bytes - self.registered_bytes
-        # At least twice what there was: bodies that become larger byte by byte pin a few times.
-        size = max(2 * self.arena_bytes, BODIES * size_class(need), self._least_bytes)
-        wanted = min(size - self.arena_bytes, room) // mmap.PAGESIZE * mmap.PAGESIZE
-        if wanted >= need:
-            self._grow(wanted, need)
-        elif not self._pieces or not self._join(need):
+        if not self._arena.fit(nbytes, self._most_bytes - self.registered_bytes):
             raise too_little_to_pin(nbytes, self._most_bytes)
 
-    def _grow(self, wanted: int, need: int) -> None:
-        """Pin a piece, and have the span for staging in it."""
-        try:
-            storage = self._port.pin(wanted)
-        except CannotPin:
-            if wanted == (wanted := _whole(need, mmap.PAGESIZE)):
-                raise
-            storage = self._port.pin(wanted)  # enough for staging
-        if self._reserve is not None:
-            self._reserve.piece.spans.give_back(self._reserve.start, self._reserve.nbytes)
-        piece = _Piece(storage, FreeSpans(wanted))
-        self._pieces.append(piece)
-        self.arena_bytes += wanted
-        self.grown = len(self._pieces) - 1
-        self._largest = min(max(size_class(need), self.arena_bytes // BODIES), wanted)
-        self._reserve = self._cut(piece, self._largest)
-
-    def _join(self, need: int) -> bool:
-        """Try to find a longer span for staging within what is pinned."""
-        if self._reserve is None:
-            return False
-        old, self._reserve = self._reserve, None
-        old.piece.spans.give_back(old.start, old.nbytes)
-        self._reserve = self._take(need)
-        if self._reserve is None:
-            start = old.piece.spans.take(old.nbytes)
-            assert start is not None, "what was given back is free"
-            self._reserve = old._replace(start=start)
-            return False
-        self._largest = need
-        return True
-
-    def _take(self, nbytes: int) -> _PinnedSpan | None:
-        need = _whole(nbytes, ALIGNMENT)
-        for piece in self._pieces:
-            span = self._cut(piece, need)
-            if span is not None:
-                return span
-        return None
-
-    def _cut(self, piece: _Piece, nbytes: int) -> _PinnedSpan | None:
-        start = piece.spans.take(nbytes)
-        return None if start is None else _PinnedSpan(piece, start, nbytes, [])
-
-    def _give_back(self, span: _PinnedSpan) -> None:
+    def _give_back(self, span: PinnedSpan) -> None:
         self._leased_bytes -= span.nbytes
-        if self._reserve is None and span.nbytes >= self._largest:
-            self._reserve = span._replace(events=[])
-            return
-        span.piece.spans.give_back(span.start, span.nbytes)
+        self._arena.give_back(span)
 
     def _sort_in(self) -> None:
         self._awaited.extend(self._leased.take_ended())
@@ -321,17 +243,13 @@ class PinnedMemory:
             log_in_background(logger.warning, "%s", sentence)
 
 
-def _whole(nbytes: int, unit: int) -> int:
-    return -(-nbytes // unit) * unit
-
-
 def _outlive(
-    leased: Lifetimes[_PinnedSpan],
-    awaited: deque[_PinnedSpan],
-    staging: deque[tuple[_PinnedSpan, End]],
+    leased: Lifetimes[PinnedSpan],
+    awaited: deque[PinnedSpan],
+    staging: deque[tuple[PinnedSpan, End]],
 ) -> None:
     """Keep the arena as long as a device may read it, when nobody lends of it any more."""
-    kept: list[tuple[_PinnedSpan, list[Any]]] = [(span, span.events) for span in leased.values()]
+    kept: list[tuple[PinnedSpan, list[Any]]] = [(span, span.events) for span in leased.values()]
     kept += [(span, span.events) for span in awaited]
     kept += [(span, [end]) for span, end in staging]
     for span, events in kept:
@@ -339,4 +257,4 @@ def _outlive(
             keep_until(span.piece.storage, events)
 
 
-__all__ = ["BODIES", "LEAST_BYTES", "SHARE", "PinnedMemory", "default_pinned_bytes"]
+__all__ = ["LEAST_BYTES", "SHARE", "PinnedMemory", "default_pinned_bytes"]

@@ -10,8 +10,9 @@ from penstock.client.bodies.buffers import BufferPool
 from penstock.client.bodies.stages import TimedPool, Waited
 from penstock.client.calls.background_thread import in_background
 from penstock.client.loop.stats import Waits
-from penstock.client.reading.feed import Feed
+from penstock.client.reading.feed import Feed, WantedPositions
 from penstock.client.reading.route import FeedNode
+from penstock.client.reading.route_set import Prefetch
 from penstock.client.reading.slots import Delivery
 from penstock.client.run.loader_resources import Resources
 from penstock.client.run.options import Options
@@ -68,12 +69,13 @@ class Intake:
         feed = Feed(
             [FeedNode(self._resources.connect(options.address), session.target)],
             session,
-            position,
-            stop=None if steps is None else steps * session.share.batches_per_step,
-            prefetch=options.prefetch,
-            prefetch_bytes=options.limits.prefetch_bytes,
-            max_body_bytes=options.limits.max_body_bytes,
-            pool=self._pool,
+            WantedPositions(
+                position,
+                None if steps is None else steps * session.share.batches_per_step,
+                Prefetch(options.prefetch, options.limits.prefetch_bytes),
+                options.limits.max_body_bytes,
+            ),
+            self._pool,
         )
         self._resources.feeds.add(feed)
         return feed

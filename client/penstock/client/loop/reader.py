@@ -146,8 +146,7 @@ class LoopReader:
         """
         share = self.started().share
         feed, at = self.feed(), self.at
-        feed.finished_step = share.step(at.counted(share))
-        feed.release(at.next)
+        feed.release(at.next, share.step(at.counted(share)))
         return self.intake.take(feed, at.next, is_first=not at.tally.batches)
 
     def offer(self, index: int | None) -> tuple[Batch, LoopState] | None:

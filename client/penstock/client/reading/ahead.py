@@ -102,7 +102,6 @@ class Ahead:
         began = time.monotonic()
         try:
             while (result := self._results.get(position)) is None or result.has_no_room:
-                self._slots.check_open()
                 if self._failure is not None:
                     raise RuntimeError(f"the thread that decodes failed: {self._failure!r}")
                 waited = time.monotonic() - began

@@ -15,12 +15,9 @@ from typing import Protocol
 
 from penstock.client.bodies.borrower_socket import Absent, NotLent
 from penstock.client.bodies.borrowing import Borrower
-from penstock.client.bodies.buffers import BodyAllocator
 from penstock.client.calls.background_thread import log_in_background
 from penstock.client.calls.backoff import Backoff
-from penstock.client.reading.slots import Slots
-from penstock.client.reading.stream import OpenStream
-from penstock.client.session.session import Session
+from penstock.client.reading.stream import FeedContext, Opening, OpenStream
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import ChecksumMismatch, PenstockError, Unreachable
 from penstock.wire.transport import ReadCall, Transport
@@ -76,11 +73,8 @@ class Route:
     Args:
         number: Which of the feed's routes it is.
         node: The node.
-        session: What streams open with.
-        slots: Where batches go.
-        pool: Where bodies land.
-        routes: The feed, with the routes from other nodes.
-        max_body_bytes: A batch that announces more is refused before anything is allocated.
+        context: What all streams of the feed have in common.
+        routes: The feed's, with those from other nodes.
 
     Attributes:
         stream: The open stream; None = there is none now.
@@ -89,19 +83,10 @@ class Route:
         has_ended: The node has sent all that it has of the log.
     """
 
-    def __init__(
-        self,
-        number: int,
-        node: FeedNode,
-        session: Session,
-        slots: Slots,
-        pool: BodyAllocator,
-        routes: Routes,
-        max_body_bytes: int,
-    ) -> None:
-        self.number, self.node = number, node
-        self._session, self._slots, self._pool, self._routes = session, slots, pool, routes
-        self._max_body_bytes = max_body_bytes
+    def __init__(self, number: int, node: FeedNode, context: FeedContext, routes: Routes) -> None:
+        self.number, self.node, self._routes = number, node, routes
+        self._context, self._session, self._slots = context, context.session, context.slots
+        self._arrivals = context.slots.arrivals
         self.stream: OpenStream | None = None
         self.broken: PenstockError | None = None
         self.reconnects = 0
@@ -154,10 +139,10 @@ class Route:
 
     def _run(self) -> None:
         try:
-            while not self._closed.is_set() and not self._slots.is_complete:
+            while not self._closed.is_set() and not self._arrivals.is_complete:
                 try:
                     self._read()
-                    if self._slots.is_complete:
+                    if self._arrivals.is_complete:
                         return
                     # Then what is missing is theirs. If all have sent all that they have, and yet
                     # something is missing, it is asked for again.
@@ -172,7 +157,7 @@ class Route:
                     self._cannot_map = True
                     self._note_sent(str(error))
                 except PenstockError as error:
-                    if self._closed.is_set() or self._slots.is_complete:
+                    if self._closed.is_set() or self._arrivals.is_complete:
                         return
                     if not self._may_retry(error):
                         raise
@@ -183,14 +168,14 @@ class Route:
         finally:
             if self._borrower is not None:
                 self._borrower.close()
-            if self._slots.is_complete:
+            if self._arrivals.is_complete:
                 self._routes.completed()
             self._slots.wake()
 
     def _may_retry(self, error: PenstockError) -> bool:
         if isinstance(error, ChecksumMismatch):
             # A damaged header names no position: it holds up the first that has not come.
-            position = self._slots.missing if error.position is None else error.position
+            position = self._arrivals.missing if error.position is None else error.position
             self._rereads[position] = self._rereads.get(position, 0) + 1
             return self._rereads[position] <= MAX_REREADS
         return error.status == "UNAVAILABLE"
@@ -206,7 +191,7 @@ class Route:
                 "job %r: %s; going on at position %d",
                 self._session.job,
                 error,
-                self._slots.missing,
+                self._arrivals.missing,
             )
 
     def _read(self) -> None:
@@ -220,25 +205,12 @@ class Route:
                 borrower.close()
 
     def _read_stream(self, borrower: Borrower | None, *, may_borrow: bool) -> None:
-        horizon = self._slots.horizon
         position, limit = self._routes.room(self.number, 0)
-        token = b"" if borrower is None else borrower.token
-        call = self.node.transport.read(self._open_message(horizon, position, limit, token))
+        opening = Opening(self._slots.horizon, position, limit, borrower)
+        call = self.node.transport.read(self._open_message(opening))
         with self._guard:
             self._call = call
-        stream = OpenStream(
-            call,
-            self.node.target,
-            self.number,
-            self._session,
-            self._slots,
-            self._pool,
-            self._max_body_bytes,
-            horizon,
-            position,
-            limit,
-            borrower,
-        )
+        stream = OpenStream(call, self.node.target, self.number, self._context, opening)
         self.has_ended = False
         self.stream = stream
         self._slots.wake()  # a consumer that waits beyond the horizon may move it now
@@ -272,9 +244,9 @@ class Route:
             if stream.landed != landed:
                 landed, self._cause = stream.landed, ""
                 self._backoff.reset()
-                for position in [at for at in self._rereads if self._slots.has(at)]:
+                for position in [at for at in self._rereads if self._arrivals.has(at)]:
                     del self._rereads[position]
-            if could_complete and self._slots.is_complete:
+            if could_complete and self._arrivals.is_complete:
                 return
 
     def _borrow(self) -> Borrower | None:
@@ -283,7 +255,7 @@ class Route:
         if path is None or self._cannot_map:
             return None
         try:
-            return Borrower(path, self._pool)
+            return Borrower(path, self._context.pool)
         except NotLent as error:
             if not (isinstance(error, Absent) and self.stream is None):
                 self._note_sent(str(error))
@@ -307,10 +279,9 @@ class Route:
                 logger.info, "job %r: batches are sent, not lent: %s", self._session.job, reason
             )
 
-    def _open_message(
-        self, horizon: int, position: int, bytes_limit: int, borrower: bytes
-    ) -> bytes:
-        session, start = self._session, self._slots.missing
+    def _open_message(self, opening: Opening) -> bytes:
+        session, start = self._session, self._arrivals.missing
+        borrower = opening.borrower
         message = feed_pb2.Open(
             protocol=PROTOCOL,
             job=session.job,
@@ -324,11 +295,11 @@ class Route:
             start=start,
             lanes=self.node.lanes,
             tail=feed_pb2.TAIL_PAD if session.tail_pad else feed_pb2.TAIL_DROP,
-            horizon=horizon,
-            next=position,
-            bytes_limit=bytes_limit,
+            horizon=opening.horizon,
+            next=opening.position,
+            bytes_limit=opening.bytes_limit,
             bundles=True,
-            borrower=borrower,
+            borrower=b"" if borrower is None else borrower.token,
             uneven=session.share.uneven,
         )
         if session.given_from is not None and session.given_from < start:

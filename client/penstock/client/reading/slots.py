@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.client.bodies.buffers import Lease
+from penstock.client.reading.arrivals import Arrivals
 from penstock.client.reading.waiting import BatchWait, Supply
 from penstock.wire.errors import PenstockError
 from penstock.wire.frame import Entries
 from penstock.wire.order import Share
-from penstock.wire.prefetch import fitting_ahead
 from penstock.wire.v1 import feed_pb2
 
 
@@ -57,10 +57,7 @@ class Slots:
         next: The first position that the consumer has not been given.
         kept: The first position that it may ask for, or ask for once more.
         wait_s: How long it has waited in all.
-        missing: The first position that has not come.
-        largest_bytes: What the largest batch takes that has come, header included.
-        end: The first position that will not come; None = not known.
-        dropped: How many batches and samples of the log's end fill no step and were left out.
+        arrivals: Which positions have come, and where the log ends.
         is_closed: Nothing more is to come.
         on_change: Called when something has changed, beside waking the consumer, on any thread.
     """
@@ -77,13 +74,8 @@ class Slots:
         self.next = first
         self.kept = first
         self.wait_s = 0.0
-        # Set by the threads of the streams, one at a time.
-        self._landing = threading.Lock()
-        self.missing = first
-        self.largest_bytes, self._fitting = 0, fitting_ahead(0)
-        self._landed: set[int] = set()  # those above it that have come
-        self.end = stop
-        self.dropped = (0, 0)
+        # Set by the threads of the streams.
+        self.arrivals = Arrivals(share, first, stop)
         self._error: BaseException | None = None
         self.is_closed = False
         self.on_change: Callable[[], None] | None = None
@@ -127,36 +119,34 @@ class Slots:
         """Return the batch at a position, if it has come and is kept; any thread may ask."""
         return self._ready.get(position)
 
-    def check_open(self) -> None:
-        """Raise where no more will come.
+    def pause(self, timeout_s: float) -> None:
+        """Wait until the consumer is woken, on its thread.
 
         Raises:
-            PenstockError: The Loader was closed.
+            PenstockError: The Loader was closed: no more will come.
         """
         if self.is_closed:
             raise PenstockError("the Loader was closed while a batch was waited for")
-
-    def pause(self, timeout_s: float) -> None:
-        """Wait until the consumer is woken, on its thread."""
         self._changed.acquire(timeout=max(0.0, timeout_s))
 
     @property
     def prefetch(self) -> int:
         """How many own positions may be ready beyond the next to be taken; any thread asks."""
         given = self._prefetch
-        return self._fitting if given is None else given
+        return self.arrivals.fitting if given is None else given
 
     @property
     def horizon(self) -> int:
         """The first own position that is not accepted yet."""
         horizon = self._share.nth_after(self.next, self.prefetch)
-        return horizon if self.end is None else min(horizon, self.end)
+        end = self.arrivals.end
+        return horizon if end is None else min(horizon, end)
 
     def _wait(self, position: int, deadline_s: float, supply: Supply) -> Delivery | None:
-        waiting = BatchWait(self._job, position, deadline_s, supply)
+        waiting, arrivals = BatchWait(self._job, position, deadline_s, supply), self.arrivals
         try:
             while (delivery := self._ready.get(position)) is None:
-                if self.end is not None and position >= self.end:
+                if arrivals.end is not None and position >= arrivals.end:
                     return None
                 # After the look for the batch: those before an error have come.
                 error = self._error
@@ -164,7 +154,6 @@ class Slots:
                     continue
                 if error is not None:
                     raise _again(error)
-                self.check_open()
                 self.pause(waiting.next_pause_s())
             return delivery
         finally:
@@ -172,33 +161,12 @@ class Slots:
 
     # --- the threads of the streams ---
 
-    def has(self, position: int) -> bool:
-        """Tell whether a position has come, or was given to the consumer."""
-        return position < self.missing or position in self._landed
-
     def put(self, delivery: Delivery) -> None:
         """Put a batch into its slot; the consumer looks when it is woken."""
-        position = delivery.header.position
-        nbytes = delivery.lease.nbytes + delivery.header.ByteSize()  # texts lie in the header
-        self._ready[position] = delivery
-        with self._landing:
-            if nbytes > self.largest_bytes:
-                self.largest_bytes, self._fitting = nbytes, fitting_ahead(nbytes)
-            self._landed.add(position)
-            while self.missing in self._landed:
-                self._landed.remove(self.missing)
-                self.missing = self._share.nth_after(self.missing, 1)
-
-    def end_at(self, position: int) -> None:
-        """Note that no position from here on will come."""
-        with self._landing:
-            self.end = position if self.end is None else min(self.end, position)
-        self.wake()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all that is wanted has come."""
-        return self.end is not None and self.missing >= self.end
+        header = delivery.header
+        self._ready[header.position] = delivery
+        # Texts lie in the header.
+        self.arrivals.note(header.position, delivery.lease.nbytes + header.ByteSize())
 
     def fail(self, error: BaseException) -> None:
         """Have the consumer raise an error once it has been given what came before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.client.bodies.assembly import Assembly
@@ -23,6 +24,40 @@ from penstock.wire.v1 import feed_pb2
 logger = logging.getLogger("penstock")
 
 
+@dataclass(frozen=True)
+class FeedContext:
+    """What all streams of a feed have in common.
+
+    Attributes:
+        session: What they open with.
+        slots: Where batches go.
+        pool: Where bodies land.
+        max_body_bytes: A batch that announces more is refused before anything is allocated.
+    """
+
+    session: Session
+    slots: Slots
+    pool: BodyAllocator
+    max_body_bytes: int
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a stream is opened with, beside its session.
+
+    Attributes:
+        horizon: Positions below it may come.
+        position: The next position that the consumer takes.
+        bytes_limit: How many bytes may come in all.
+        borrower: Bodies may be lent to it; None = none are.
+    """
+
+    horizon: int
+    position: int
+    bytes_limit: int
+    borrower: Borrower | None = None
+
+
 class OpenStream:
     """An open call, read by one thread; another one, the consumer's, moves its horizon.
 
@@ -30,12 +65,8 @@ class OpenStream:
         call: The call.
         target: Where the node is, for messages.
         route: The number of the route that this is a stream of.
-        session: What it was opened with.
-        slots: Where batches go.
-        pool: Where bodies land.
-        max_body_bytes: A batch that announces more is refused before anything is allocated.
-        horizon: What it was opened with; the next position and the bytes, too.
-        borrower: What it named as it opened: bodies may be lent.
+        context: What it has in common with the feed's other streams.
+        opening: What it was opened with.
 
     Attributes:
         allowed: The horizon up to which positions may come: set before it is sent.
@@ -51,24 +82,15 @@ class OpenStream:
     """
 
     def __init__(
-        self,
-        call: ReadCall,
-        target: str,
-        route: int,
-        session: Session,
-        slots: Slots,
-        pool: BodyAllocator,
-        max_body_bytes: int,
-        horizon: int,
-        reported: int,
-        bytes_limit: int,
-        borrower: Borrower | None = None,
+        self, call: ReadCall, target: str, route: int, context: FeedContext, opening: Opening
     ) -> None:
         self._call, self._target, self._route = call, target, route
-        self._session, self._share, self._slots = session, session.share, slots
-        self._max_body_bytes, self.landing = max_body_bytes, Landing(pool, borrower)
-        self.allowed = self.sent = horizon
-        self.reported, self._bytes_limit = reported, bytes_limit
+        self._session, self._slots = context.session, context.slots
+        self._arrivals, self._share = context.slots.arrivals, context.session.share
+        self._max_body_bytes = context.max_body_bytes
+        self.landing = Landing(context.pool, opening.borrower)
+        self.allowed = self.sent = opening.horizon
+        self.reported, self._bytes_limit = opening.position, opening.bytes_limit
         self._largest_bytes = 0  # of the bodies that have come
         self.received_bytes = 0
         self.has_opened = self.has_ended = self.lends = False
@@ -135,7 +157,7 @@ class OpenStream:
         check_end(message, self._session, self._target)
         self.has_ended = True
         dropped = (message.dropped_batches, message.dropped_samples)
-        if message.dropped_batches and self._slots.dropped != dropped:
+        if message.dropped_batches and self._arrivals.dropped != dropped:
             log_in_background(
                 logger.info,
                 "job %r: the last %d of %d batches, with %d samples, fill no step and were left "
@@ -145,8 +167,9 @@ class OpenStream:
                 message.batches,
                 message.dropped_samples,
             )
-        self._slots.dropped = dropped
-        self._slots.end_at(message.steps * self._share.batches_per_step)
+        self._arrivals.dropped = dropped
+        self._arrivals.end_at(message.steps * self._share.batches_per_step)
+        self._slots.wake()
 
     def _handle_batch(self, reply: frame.Reply) -> bool:
         header, chunk = reply.header, reply.chunk
@@ -173,7 +196,7 @@ class OpenStream:
         frame.check_sealed(header)
         entries = frame.check_header(header, max_body_bytes=self._max_body_bytes)
         check_batch(header, self._session, self.allowed, self._order)
-        is_wanted = not self._slots.has(header.position)
+        is_wanted = not self._arrivals.has(header.position)
         assembly = Assembly(header, entries, self.landing, is_wanted=is_wanted)
         self._assembling[header.lane, header.offset] = assembly
         return assembly
@@ -203,4 +226,4 @@ def _describe_waiting(message: feed_pb2.Waiting) -> str:
     )
 
 
-__all__ = ["OpenStream"]
+__all__ = ["FeedContext", "OpenStream", "Opening"]

@@ -6,7 +6,7 @@ import logging
 import time
 
 from penstock.client.calls.background_thread import log_in_background
-from penstock.client.calls.control import Control
+from penstock.client.calls.control import Control, Member
 from penstock.client.run.attempt import attempt_token
 from penstock.client.run.loader_resources import Resources
 from penstock.client.run.options import Options
@@ -188,14 +188,16 @@ class Opener:
         # With an explicit step, a state of another store may be loaded.
         names_step = isinstance(self._options.start, int)
         begun = self.control.begin(
-            group,
-            token,
-            self.world_rank.rank,
-            self.world_rank.world_size,
+            Member(
+                group,
+                token,
+                self.world_rank.rank,
+                self.world_rank.world_size,
+                self._options.fills_uneven,
+            ),
             batches_per_step=batches_per_step,
             start_step=start.step,
             store="" if start.state is None or names_step else start.state.store,
-            uneven=self._options.fills_uneven,
         )
         if begun.log_id != self.info.log_id:
             raise JobChanged(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.client.calls.control import Member
 from penstock.client.session.loader_state import LoaderState
 from penstock.wire.order import Share, Tail
 
@@ -66,6 +67,12 @@ class Session:
     def log_id(self) -> bytes:
         """The log that is read, 32 bytes."""
         return self.timeline[-1][1]
+
+    @property
+    def member(self) -> Member:
+        """This rank in the attempt of its group."""
+        share = self.share
+        return Member(self.group, self.token, share.rank, share.world_size, share.uneven)
 
     @property
     def is_finite(self) -> bool:

@@ -14,7 +14,8 @@ from penstock.client.array_libraries import arrays_in, arrays_like, numpy_dtype
 from penstock.client.device.port import Port
 from penstock.client.testing.device_arrays import DeviceArray
 from penstock.client.testing.schedules import Schedule
-from penstock.client.testing.simulator import SimulatedStream, Simulator
+from penstock.client.testing.simulator import Simulator
+from penstock.client.testing.work_queues import SimulatedStream
 from penstock.wire.frame import TensorMaker
 
 T = TypeVar("T")
@@ -104,9 +105,7 @@ class SimulatedDevice:
             return TensorViews(torch.from_numpy(memory))
 
         def make(dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> DeviceArray:
-            return DeviceArray(
-                self.simulator, self.current, memory, numpy_dtype(dtype), shape, start
-            )
+            return DeviceArray(self, memory, numpy_dtype(dtype), shape, start)
 
         return make
 

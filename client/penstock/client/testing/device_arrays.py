@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from penstock.client.testing.simulator import SimulatedStream, Simulator
+from penstock.client.testing.simulator import Simulator
+from penstock.client.testing.work_queues import SimulatedStream
+
+
+class OnDevice(Protocol):
+    """The device of some arrays.
+
+    Attributes:
+        simulator: What does their kernels.
+    """
+
+    simulator: Simulator
+
+    def current(self) -> SimulatedStream:
+        """Return the stream on which the calling thread queues its work."""
+        ...
 
 
 class DeviceArray(NDArrayOperatorsMixin):
@@ -29,15 +44,13 @@ class DeviceArray(NDArrayOperatorsMixin):
 
     def __init__(
         self,
-        simulator: Simulator,
-        current: Callable[[], SimulatedStream],
+        device: OnDevice,
         memory: NDArray[np.uint8],
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
         start: int,
     ) -> None:
-        self._simulator, self._current = simulator, current
-        self.memory, self._start = memory, start
+        self._device, self.memory, self._start = device, memory, start
         self.dtype, self.shape = np.dtype(dtype), tuple(shape)
 
     @property
@@ -71,12 +84,12 @@ class DeviceArray(NDArrayOperatorsMixin):
         if found.nbytes:
             end = self._start + found.nbytes
             read: list[bytes] = []
-            event = self._simulator.launch(
-                self._current(),
+            event = self._device.simulator.launch(
+                self._device.current(),
                 lambda data: read.append(data[self._start : end].tobytes()),
                 reads=[self.memory],
             )
-            self._simulator.finish(event)
+            self._device.simulator.finish(event)
             found = np.frombuffer(read[0], self.dtype).reshape(self.shape)
         return found
 
@@ -95,9 +108,7 @@ class DeviceArray(NDArrayOperatorsMixin):
     def reshape(self, *shape: Any) -> DeviceArray:
         """Return the same elements in another shape: a view."""
         found = np.empty(self.shape, np.bool_).reshape(*shape).shape
-        return DeviceArray(
-            self._simulator, self._current, self.memory, self.dtype, found, self._start
-        )
+        return DeviceArray(self._device, self.memory, self.dtype, found, self._start)
 
     def __getitem__(self, key: Any) -> DeviceArray:
         return self._kernel(operator.getitem, (self, key))
@@ -113,7 +124,7 @@ class DeviceArray(NDArrayOperatorsMixin):
             key, value = _filled(given, blocks)
             place.view(blocks[-1])[key] = value
 
-        self._simulator.launch(self._current(), write, used.memory, [self.memory])
+        self._device.simulator.launch(self._device.current(), write, used.memory, [self.memory])
 
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any
@@ -141,7 +152,8 @@ class DeviceArray(NDArrayOperatorsMixin):
         options: Mapping[str, Any] | None = None,
     ) -> DeviceArray:
         """Launch what a function does with arrays, and return what it will give."""
-        used, simulator, stream = _KernelArrays(), self._simulator, self._current()
+        used, simulator = _KernelArrays(), self._device.simulator
+        stream = self._device.current()
         given = used.noted((arguments, dict(options or {})))
         form = np.asarray(_called(function, _blank(given)))
         memory = simulator.allocate(form.nbytes, stream)
@@ -157,7 +169,7 @@ class DeviceArray(NDArrayOperatorsMixin):
 
         if form.nbytes:
             simulator.launch(stream, compute, used.memory, [memory])
-        return DeviceArray(simulator, self._current, memory, form.dtype, form.shape, 0)
+        return DeviceArray(self._device, memory, form.dtype, form.shape, 0)
 
     # --- what would wait ---
 
