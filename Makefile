@@ -11,6 +11,9 @@ FUZZ := .venv-fuzz
 PROCESSES ?= 2
 # What is left out; `make test-all` leaves out less.
 WITHOUT ?= bench or thorough
+# A process that has no tests left takes half of another's: none waits for the longest file. At the
+# end stand the tests that took longest.
+TOGETHER = -q -rs -n $(PROCESSES) --dist worksteal --durations=40
 APT := DEBIAN_FRONTEND=noninteractive apt-get -qq --no-install-recommends
 WIRE := proto/penstock/wire/v1
 
@@ -20,7 +23,7 @@ NEWEST := .venv-newest
 NEWEST_NEEDS := hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-timeout pytest-xdist
 # Without what cupy needs on a device: its signatures are looked at, and what it says without one.
 NEWEST_CUPY := cupy-cuda12x cuda-pathfinder
-NEWEST_TESTS := tests/unit/test_client_*.py tests/unit/test_device_calls.py $(filter-out %every_pair.py,$(wildcard tests/resume/test_*.py))
+NEWEST_TESTS := $(wildcard tests/*/test_client_*.py) tests/unit/test_device_calls.py tests/e2e/test_imports.py $(filter-out %every_pair.py,$(wildcard tests/resume/test_*.py))
 
 # A venv keeps the Python that it was made with: another one that is asked for is not ignored silently.
 ifeq ($(filter clean help protos,$(MAKECMDGOALS)),)
@@ -55,12 +58,11 @@ check: $(VENV)/.installed-dev  ## ruff, mypy --strict, import-linter.
 	$(BIN)/lint-imports
 
 test: $(VENV)/.installed-dev debian helm-3  ## Run the tests.
-	$(BIN)/python -m pytest -q -rs -m "not ($(WITHOUT))" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(TOGETHER) -m "not ($(WITHOUT))"
 
 test-newest: newest  ## Client, resume and interrupts on the newest other Python; signatures of cupy.
 	@if test -x $(NEWEST)/bin/python; then $(NEWEST)/bin/python --version && \
-		$(NEWEST)/bin/python -m pytest -q -rs -m "not ($(WITHOUT) or torch)" -n $(PROCESSES) \
-			--dist loadfile --no-loadscope-reorder $(NEWEST_TESTS); fi
+		$(NEWEST)/bin/python -m pytest $(TOGETHER) -m "not ($(WITHOUT) or torch)" $(NEWEST_TESTS); fi
 
 test-all: WITHOUT := bench
 test-all: check chromium test test-newest wheel  ## check, wheel, and every test, those of thorough.txt too.

@@ -6,6 +6,7 @@ A node of `spawn:` starts its workers as a user's does; what other tests start i
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,6 @@ import pytest
 
 from harness import ENVIRONMENT, write_job_file
 from penstock.server.allocator import chosen
-from unit.test_allocator import shared_library
 
 ROLE = """
 import json, os, subprocess, sys
@@ -128,3 +128,38 @@ def test_batches_are_the_same_with_any_allocator(tmp_path: Path, runtime: Path) 
 
     assert found[0] == found[1]
     assert len(set(found[0].split())) == 40
+
+
+def test_a_command_that_measures_has_it_and_passes_nothing_on(tmp_path: Path) -> None:
+    """A real program starts itself again, once, and its own children are as they were before."""
+    lib = shared_library(tmp_path)
+    script = f"""
+import os, subprocess, sys
+from penstock.server.environment import FIXED, fix_this_process
+
+fix_this_process(measures=sys.argv[1] == "yes")
+inside = {lib.name!r} in open("/proc/self/maps").read()
+child = subprocess.run(
+    [sys.executable, "-c", "import os; print(sorted(n for n in os.environ if 'PRE' in n))"],
+    capture_output=True, text=True, check=True,
+)
+print(inside, child.stdout.strip(), all(os.environ[name] == FIXED[name] for name in FIXED))
+"""
+    for measures in ("yes", "no"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, measures],
+            env={**os.environ, "PENSTOCK_ALLOCATOR": str(lib), "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.stdout == f"{measures == 'yes'} [] True\n", done.stderr
+
+
+def shared_library(folder: Path) -> Path:
+    """Return a real library of its own name, which changes nothing where it is preloaded."""
+    maps = Path("/proc/self/maps").read_text().split()
+    [real] = {path for path in maps if Path(path).name.startswith(("libm.so", "libm-"))}
+    copy = folder / "libours-penstock.so"
+    copy.write_bytes(Path(real).read_bytes())
+    return copy

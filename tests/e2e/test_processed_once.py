@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -130,3 +132,58 @@ def test_what_counting_reads_is_in_the_metrics(tmp_path: Path, *, asks: bool) ->
             assert 1.9 < amplification < 2 * MOST
         else:
             assert 0.9 < amplification < MOST
+
+
+FETCHED_ROLES = """
+import json
+from pathlib import Path
+
+from penstock.server.roles import RawItemProcessor
+from penstock.server.sources import ItemsSource
+
+LOG = Path(__file__).parent / "fetched"
+
+
+class Logged(ItemsSource):
+    version = 1
+
+    def __init__(self):
+        super().__init__([{"input_ids": [n] * (1 + n % 9)} for n in range(4000)])
+
+    def fetch(self, indices):
+        with LOG.open("a") as log:
+            log.write(json.dumps(list(indices)) + "\\n")
+        return super().fetch(indices)
+
+
+class Sized(RawItemProcessor):
+    version = 1
+    one_to_one = True
+    uses_global_rng = False
+
+    def process(self, raw, context):
+        return raw
+
+    def size(self, raw):
+        return len(raw["input_ids"])
+"""
+
+
+def test_a_server_fetches_each_draw_once(tmp_path: Path) -> None:
+    """54 batches over the wire, sizes from size(): every index at most once in an epoch."""
+    (tmp_path / "roles.py").write_text(FETCHED_ROLES)
+    job = {
+        "lanes": 2,
+        "source": {"type": "./roles.py:Logged"},
+        "processor": {"type": "./roles.py:Sized"},
+        "batcher": {"type": "best_fit", "max_tokens": 64, "pool_size": 16},
+        "collator": {"type": "packed"},
+    }
+    with serving(write_job_file(tmp_path / "jobs.yaml", {"main": job})) as server:
+        found = server.read("main", horizon=54).take(54)
+
+    delivered = [sample.index for batch in found for sample in batch.header.samples]
+    lines = (tmp_path / "fetched").read_text().splitlines()
+    fetched = Counter(index for line in lines for index in json.loads(line))
+    assert set(delivered) <= set(fetched)
+    assert fetched.most_common(1)[0][1] == 1

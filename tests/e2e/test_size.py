@@ -218,3 +218,31 @@ def test_ctrl_c_ends_it(home: Path) -> None:
         finally:
             process.kill()  # what did not end shall not measure on
     assert (process.returncode, out, error.strip()) == (130, "", "penstockd: stopped")
+
+
+SHARED_CORE = """
+import os, time
+from penstock.server.commands.core_rate import queued_s
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+child = os.fork()
+if not child:
+    while True: pass
+before, queued = time.process_time(), queued_s()
+while time.process_time() - before < 0.3: pass
+queued = queued_s() - queued
+os.kill(child, 9); os.waitpid(child, 0)
+waits = queued_s()
+time.sleep(0.3)
+print(queued, queued_s() - waits)
+"""
+
+
+def test_time_in_the_queue_for_a_core_is_counted_and_sleep_is_not() -> None:
+    """On one core beside a process that never rests; then alone, asleep."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHARED_CORE], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    queued, asleep = map(float, done.stdout.split())
+    assert queued > 0.1
+    assert asleep < queued

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -155,38 +153,3 @@ def test_an_allocator_that_somebody_preloads_stays(tmp_path: Path, theirs: str) 
     prefer(str(library(tmp_path / "libmimalloc.so.2")), tmp_path)
 
     assert preloaded({"LD_PRELOAD": theirs, "A": "b"}) == {"LD_PRELOAD": theirs, "A": "b"}
-
-
-def test_a_command_that_measures_has_it_and_passes_nothing_on(tmp_path: Path) -> None:
-    """A real program starts itself again, once, and its own children are as they were before."""
-    lib = shared_library(tmp_path)
-    script = f"""
-import os, subprocess, sys
-from penstock.server.environment import FIXED, fix_this_process
-
-fix_this_process(measures=sys.argv[1] == "yes")
-inside = {lib.name!r} in open("/proc/self/maps").read()
-child = subprocess.run(
-    [sys.executable, "-c", "import os; print(sorted(n for n in os.environ if 'PRE' in n))"],
-    capture_output=True, text=True, check=True,
-)
-print(inside, child.stdout.strip(), all(os.environ[name] == FIXED[name] for name in FIXED))
-"""
-    for measures in ("yes", "no"):
-        done = subprocess.run(
-            [sys.executable, "-c", script, measures],
-            env={**os.environ, "PENSTOCK_ALLOCATOR": str(lib), "PYTHONPATH": ":".join(sys.path)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.stdout == f"{measures == 'yes'} [] True\n", done.stderr
-
-
-def shared_library(folder: Path) -> Path:
-    """Return a real library of its own name, which changes nothing where it is preloaded."""
-    maps = Path("/proc/self/maps").read_text().split()
-    [real] = {path for path in maps if Path(path).name.startswith(("libm.so", "libm-"))}
-    copy = folder / "libours-penstock.so"
-    copy.write_bytes(Path(real).read_bytes())
-    return copy

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,7 +17,7 @@ import pytest
 
 import penstock.client
 from penstock.client.calls.conversation import Conversation
-from unit.served import ServedNode
+from penstock.client.reading.conversation import Conversation
 
 METHOD = "/test.Talk/Talk"
 DEADLINE_S = 30.0
@@ -222,43 +217,6 @@ def test_a_call_that_waits_for_a_server_is_cancelled() -> None:
         assert not reading.is_alive()
 
 
-FORK = """
-import os, signal, sys
-from penstock.client import Loader
-from unit.served import ServedNode
-
-loader = Loader(sys.argv[1], "code", rank=0, world_size=1, as_numpy=True)
-batches = iter(loader)
-next(batches)
-child = os.fork()
-if child == 0:
-    os._exit(7)
-print(next(batches).info.position)
-loader.close()
-os.kill(child, signal.SIGKILL)
-os.waitpid(child, 0)
-"""
-
-
-def test_a_parent_goes_on_behind_a_fork_of_grpc_with_fork_support() -> None:
-    """What gRPC does to its channels in the child is its own: it does not always come back."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    environment["GRPC_ENABLE_FORK_SUPPORT"] = "1"
-    with ServedNode(batches=40, nbytes=4096) as node:
-        command = [sys.executable, "-c", FORK, node.address]
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-        try:
-            output, _ = process.communicate(timeout=DEADLINE_S)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(DEADLINE_S)
-
-    assert output.split() == ["1"]
-
-
 @pytest.mark.parametrize("order", ["count 3", "fail"])
 def test_nothing_is_left_of_a_public_call_that_is_over(talk: Talk, order: str) -> None:
     """Else the collector would find it at exit, where it may wait for a lock for ever."""
@@ -286,34 +244,6 @@ def test_hundreds_of_calls_leave_nothing_behind(opening: Open) -> None:
         if number % 3 == 0:
             call.cancel()
         list(swallow(call))
-
-
-# A variable that is set and taken back is a change, too: gRPC reads its own while it is imported.
-PROBE = """
-import sys
-import numpy  # its own affair
-written = []
-sys.addaudithook(
-    lambda event, args: event in ("os.putenv", "os.unsetenv") and written.append(args[0])
-)
-import penstock.client
-import grpc
-print(written)
-grpc.insecure_channel("127.0.0.1:1").close()
-"""
-
-
-def test_importing_the_client_leaves_no_trace() -> None:
-    """Not in the environment of the trainer, not in how its gRPC works, not on the terminal."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=DEADLINE_S,
-    )
-
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
 def test_the_client_uses_what_grpcio_offers_to_everybody() -> None:

@@ -7,8 +7,6 @@ import gc
 import inspect
 import os
 import re
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -287,19 +285,3 @@ def test_torch_takes_what_the_driver_calls() -> None:
         # In words of its own: a build without CUDA has others than one that finds no driver.
         with pytest.raises(RuntimeError):
             torch.empty(4096, dtype=torch.uint8, pin_memory=True)
-
-
-IMPORTS = """
-import sys
-from penstock.client import Loader
-assert not {"torch", "cupy", "penstock.client.device", "penstock.client.testing"} & set(sys.modules)
-Loader("127.0.0.1:1", "code", rank=0, world_size=1, device="cuda", memory="cupy")
-assert not {"torch", "cupy"} & set(sys.modules)
-from penstock.client import testing
-assert not {"torch", "cupy"} & set(sys.modules)
-"""
-
-
-def test_nothing_imports_a_library_before_a_device_is_asked_for() -> None:
-    """Neither the client, nor a Loader that has not read yet, nor the simulated device."""
-    subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=120)

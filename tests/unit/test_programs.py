@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tomllib
-from pathlib import Path
-
 import pytest
-from packaging.requirements import Requirement
 
 from penstock.client import cli as reader_cli
 from penstock.client.cli import build_parser
 from penstock.server import cli as node_cli
 from penstock.server.commands.group import cli
-from penstock.server.extra import IMPORTED_AT_START
 from penstock.wire.programs import COMMANDS
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_commands_of_both_programs_are_those_that_are_listed() -> None:
@@ -63,26 +54,3 @@ def test_penstockd_says_where_a_command_is(
     assert node_cli.run(arguments) == 2
 
     assert capsys.readouterr().err.startswith(f"penstockd: error: {sentence}")
-
-
-def test_what_a_start_imports_of_the_extra_is_looked_for_before() -> None:
-    """A package that is new at the start of a node or a command is asked for, and no other."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extra = {Requirement(line).name for line in project["optional-dependencies"]["server"]}
-    modules = {name.replace("-", "_"): name for name in extra}
-    modules |= {"yaml": "pyyaml", "grpc_health": "grpcio-health-checking"}
-    modules |= {"grpc_reflection": "grpcio-reflection"}
-    code = (
-        "import sys, penstock.server.app, penstock.server.commands.group, penstock.server.http\n"
-        "import penstock.server.local_node, penstock.server.node.worker_main\n"
-        "print(*{name.partition('.')[0] for name in sys.modules})"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-
-    imported = {name for name in done.stdout.split() if name in modules} - {"uvloop"}
-    assert imported == set(IMPORTED_AT_START)
-    for module, package in IMPORTED_AT_START.items():
-        assert modules[module] == package

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from harness import ENVIRONMENT, run_command
 from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.job import Job
 from penstock.server.roles import BatchCollator, IndexedSource, RawItemProcessor, SampleBatcher
@@ -26,50 +23,6 @@ from penstock.server.testing import (
     check_processor,
     check_source,
 )
-
-DOCS = Path(__file__).parents[2] / "docs"
-
-STORE = """
-import pytest
-
-pytest.register_assert_rewrite("penstock.server.testing.store")
-
-from penstock.server.store import Memory, MemoryStore
-from penstock.server.testing.store import StoreContract
-
-
-class Forgetful(MemoryStore):
-    async def commit(self, *arguments, **options):
-        done = await super().commit(*arguments, **options)
-        return done._replace(cursor=0)
-
-
-class TestForgetful(StoreContract):
-    memory = Memory()
-
-    def make(self, folder):
-        return Forgetful(self.memory)
-"""
-
-
-def test_the_pages_example_runs_as_it_stands(tmp_path: Path) -> None:
-    """With pytest, in a folder of the user's; a store's suite beside it finds its mistake."""
-    text = (DOCS / "roles.md").read_text()
-    for name, code in re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)^```", text, re.M | re.S):
-        (tmp_path / name).write_text(code)
-    (tmp_path / "test_my_store.py").write_text(STORE)
-    commits = "my_roles or a_commit or first_begin"
-
-    done = run_command(
-        ["pytest", "-q", "-rA", "-p", "no:randomly", "-o", "asyncio_mode=auto", "-k", commits],
-        environment={**ENVIRONMENT, "PYTEST_ADDOPTS": ""},
-        folder=tmp_path,
-    )
-
-    failed = set(re.findall(r"^FAILED (\S+)::", done.stdout, re.M))
-    assert failed == {"test_my_store.py::TestForgetful"}, done.stdout + done.stderr
-    assert done.stdout.count("PASSED test_my_roles.py") == 2
-
 
 # --- each mistake is found, and named ---
 

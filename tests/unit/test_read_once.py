@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from harness import serving, write_job_file
 from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
@@ -22,40 +20,6 @@ from penstock.server.roles import BestFitPackingBatcher, IdentityProcessor, Pack
 from penstock.server.sources import ItemsSource, ParquetSource
 from penstock.wire.errors import SourceUnavailable
 from resume.plans import BATCHERS, ChoosyProcessor, SizedProcessor, raw_items
-
-ROLES = """
-import json
-from pathlib import Path
-
-from penstock.server.roles import RawItemProcessor
-from penstock.server.sources import ItemsSource
-
-LOG = Path(__file__).parent / "fetched"
-
-
-class Logged(ItemsSource):
-    version = 1
-
-    def __init__(self):
-        super().__init__([{"input_ids": [n] * (1 + n % 9)} for n in range(4000)])
-
-    def fetch(self, indices):
-        with LOG.open("a") as log:
-            log.write(json.dumps(list(indices)) + "\\n")
-        return super().fetch(indices)
-
-
-class Sized(RawItemProcessor):
-    version = 1
-    one_to_one = True
-    uses_global_rng = False
-
-    def process(self, raw, context):
-        return raw
-
-    def size(self, raw):
-        return len(raw["input_ids"])
-"""
 
 
 class Counted(ItemsSource):
@@ -114,26 +78,6 @@ def test_what_was_read_for_its_size_is_not_read_again() -> None:
     drawn = line.counters()["drawn"] + len(line.planner.ahead)
     assert drawn > 2 * len(source)
     assert source.fetched.total() == drawn
-
-
-def test_a_server_fetches_each_draw_once(tmp_path: Path) -> None:
-    """54 batches over the wire, sizes from size(): every index at most once in an epoch."""
-    (tmp_path / "roles.py").write_text(ROLES)
-    job = {
-        "lanes": 2,
-        "source": {"type": "./roles.py:Logged"},
-        "processor": {"type": "./roles.py:Sized"},
-        "batcher": {"type": "best_fit", "max_tokens": 64, "pool_size": 16},
-        "collator": {"type": "packed"},
-    }
-    with serving(write_job_file(tmp_path / "jobs.yaml", {"main": job})) as server:
-        found = server.read("main", horizon=54).take(54)
-
-    delivered = [sample.index for batch in found for sample in batch.header.samples]
-    lines = (tmp_path / "fetched").read_text().splitlines()
-    fetched = Counter(index for line in lines for index in json.loads(line))
-    assert set(delivered) <= set(fetched)
-    assert fetched.most_common(1)[0][1] == 1
 
 
 def test_sizes_come_from_columns_alone(tmp_path: Path) -> None:

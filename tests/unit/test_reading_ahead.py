@@ -28,7 +28,6 @@ from penstock.wire.frame import Entries
 from penstock.wire.order import Share
 from penstock.wire.v1 import feed_pb2
 from unit.served import ServedNode, values_of, wait_until
-from unit.test_client_interrupts import COUNT, interrupted
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["bodies", "packed rows"])
@@ -306,16 +305,6 @@ def test_closing_takes_no_time_whatever_is_on_its_way(node: ServedNode, gates: G
     gates.goes.set()
     with pytest.raises(PenstockError, match="closed"):
         next(batches)
-
-
-@pytest.mark.parametrize("how", ["signals", "bytecodes"])
-def test_a_loop_that_is_interrupted_reads_on_at_the_same_position(how: str) -> None:
-    with ServedNode() as served:
-        found = interrupted(served.address, how, COUNT // 5, "--ahead", "--stride", 15)
-
-    assert found["wrong"] is None, found
-    assert found["interrupts"] >= COUNT // 5
-    assert found["close_s"] < 5
 
 
 class SlowShare(Share):

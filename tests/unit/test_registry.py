@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Literal
@@ -262,20 +261,6 @@ def test_a_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_types_are_told_in_words(wanted: Any, words: str) -> None:
     """Nobody needs to know Python to mend a job file."""
     assert describe_type(wanted) == words
-
-
-def test_importing_the_registry_needs_no_heavy_package() -> None:
-    """torch, datasets and pyarrow come with the role that needs them."""
-    import subprocess
-
-    code = (
-        "import sys, penstock.server.jobs.registry\n"
-        "heavy = ('torch', 'datasets', 'pyarrow', 'tokenizers', 'grpc')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout.strip() == "[]"
 
 
 def test_a_role_without_a_constructor_takes_no_parameters() -> None:

@@ -6,7 +6,6 @@ import io
 import json
 import pickle
 import shutil
-import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any, ClassVar
@@ -276,20 +275,14 @@ def test_mistakes_in_archives_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["gnu", "pax"])
-def test_a_file_with_holes_in_an_archive_is_refused(tmp_path: Path, form: str) -> None:
-    """Its bytes are not those that stand in the archive: holes are left out of it."""
-    with open(tmp_path / "x.txt", "wb") as file:
-        file.seek(1 << 20)
-        file.write(b"end")
-    (tmp_path / "y.txt").write_text("y")
-    subprocess.run(
-        ["tar", "--sparse", f"--format={form}", "-cf", "a.tar", "x.txt", "y.txt"],
-        cwd=tmp_path,
-        check=True,
-    )
+def test_a_file_with_holes_in_an_archive_is_refused(form: str) -> None:
+    """Its bytes are not those that stand in the archive: holes are left out of it.
 
-    with pytest.raises(InvalidJob, match=r"a\.tar is not .* \(ReadError: '.*x\.txt' is sparse"):
-        WebdatasetSource(str(tmp_path / "a.tar"))
+    `tar --sparse --format=FORM -cf FORM.tar x.txt y.txt` wrote it, of a file that begins with 1 MiB
+    of nothing.
+    """
+    with pytest.raises(InvalidJob, match=r"\.tar is not .* \(ReadError: '.*x\.txt' is sparse"):
+        WebdatasetSource(str(GOLDEN.with_name("sparse") / f"{form}.tar"))
 
 
 def test_a_size_below_0_in_an_archive_is_refused(tmp_path: Path) -> None:

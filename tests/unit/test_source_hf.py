@@ -6,8 +6,6 @@ import gzip
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -262,32 +260,6 @@ def test_what_a_killed_process_left_is_prepared_anew(tmp_path: Path, own_cache: 
         arrow.write_bytes(b"half")
 
     assert numbers(HfSource("json", data_files=files)) == [*range(5)]
-
-
-def test_processes_that_prepare_at_once_get_the_same_rows(tmp_path: Path) -> None:
-    """Server and workers open a source at the same time: one prepares, all read that."""
-    files = write_jsonl(tmp_path / "rows.jsonl", range(2000))
-    code = (
-        "import sys; from penstock.server.sources import HfSource;"
-        "source = HfSource('json', data_files=sys.argv[1]);"
-        "print(sum(item['n'] for item in source.fetch(range(len(source)))))"
-    )
-    environment = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache")}
-
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, files],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(3)
-    ]
-    said = [process.communicate(timeout=240) for process in running]
-
-    assert [out.strip() for out, _ in said] == [str(sum(range(2000)))] * 3, said
-    assert len([*(tmp_path / "cache").rglob("dataset_info.json")]) == 1
 
 
 def test_a_file_that_changes_while_it_is_prepared_is_refused(

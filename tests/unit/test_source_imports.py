@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -48,24 +46,6 @@ def test_an_edited_file_is_another_module_and_another_hash(tmp_path: Path) -> No
 
     assert (first.value, second.value) == (1, 2)
     assert module_hash(first) == before != module_hash(second)
-
-
-def test_another_process_unpickles_what_this_one_pickled(tmp_path: Path) -> None:
-    """The module's name is made of stem and content, so a worker that loads the file has it too."""
-    path = tmp_path / "mine.py"
-    path.write_text(
-        "from dataclasses import dataclass\n@dataclass\nclass Point:\n    x: int\n    y: int\n"
-    )
-    data = pickle.dumps(load_attribute(f"{path}:Point")(3, 4))
-    program = (
-        "import pickle, sys; from penstock.server.usercode.imports import load_attribute;"
-        f"load_attribute({f'{path}:Point'!r});"
-        "print(pickle.load(sys.stdin.buffer))"
-    )
-
-    done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True)
-
-    assert done.stdout.decode().strip() == "Point(x=3, y=4)", done.stderr.decode()
 
 
 def test_a_file_may_import_its_neighbours(tmp_path: Path) -> None:
@@ -117,18 +97,6 @@ def test_mistakes_are_one_sentence_with_the_users_frames_alone(tmp_path: Path) -
         frames = caught.value.fields.get("traceback", "")
         assert "importlib" not in frames
         assert "usercode/imports.py" not in frames
-
-
-def test_sources_are_imported_without_what_they_read_with() -> None:
-    """A worker that reads a list pays for neither pyarrow, datasets, fsspec nor torch."""
-    program = (
-        "import sys; import penstock.server.sources, penstock.server.roles.distributors;"
-        "print({'pyarrow', 'datasets', 'fsspec', 'torch', 'pandas'} & set(sys.modules))"
-    )
-
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-
-    assert done.stdout.strip() == "set()", done.stderr
 
 
 def test_the_same_text_in_two_folders_is_two_modules(tmp_path: Path) -> None:

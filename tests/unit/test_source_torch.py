@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,31 +81,6 @@ def test_the_callers_own_generators_go_on_undisturbed() -> None:
 
     assert within not in expected
     assert [first, draw()] == expected
-
-
-LATE_TORCH = """
-from penstock.server.usercode.seeding import drawn_since, seeded_globals
-
-with seeded_globals(7):
-    import torch
-    assert not drawn_since(7), "the import itself draws nothing"
-    first = torch.rand(3).tolist()
-    assert drawn_since(7)
-assert torch.initial_seed() != 7, "the process has its own state again"
-with seeded_globals(7):
-    assert torch.rand(3).tolist() == first
-"""
-
-
-def test_torch_that_is_imported_by_an_item_is_seeded_for_it() -> None:
-    """`import torch` in `__getitem__`: the first item of a process draws what it draws anywhere."""
-    pytest.importorskip("torch")
-
-    done = subprocess.run(
-        [sys.executable, "-c", LATE_TORCH], capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr
 
 
 def test_different_purposes_seed_differently() -> None:

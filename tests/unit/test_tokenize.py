@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -378,40 +376,3 @@ def test_max_length_must_leave_room_beside_the_template(path: Path) -> None:
 
     with pytest.raises(InvalidJob, match="at least 3"):
         processor.setup()
-
-
-AFTER_A_LONG_TEXT = """
-import sys
-from pathlib import Path
-from penstock.server.roles import ProcessContext
-from penstock.server.core.refs import ItemRef
-from penstock.server.roles.processors import TokenizeProcessor
-from penstock.wire.malloc import keep_memory
-
-def held():
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
-
-def process(text):
-    assert processor.process({"text": text}, ProcessContext(ItemRef("main", 0, 0), seed=7))
-
-keep_memory()
-processor = TokenizeProcessor(tokenizer=sys.argv[1])
-for _ in range(50):
-    process("a pipe " * 100)
-before = held()
-process("the pipe feeds the turbine; " * 30_000)
-print(held() - before)
-"""
-
-
-def test_what_a_rare_long_text_took_is_given_back(path: Path) -> None:
-    """840,000 characters take more than 100 MiB; a process that keeps them has them for good."""
-    done = subprocess.run(
-        [sys.executable, "-c", AFTER_A_LONG_TEXT, str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert float(done.stdout) < 30
