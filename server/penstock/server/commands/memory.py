@@ -21,8 +21,7 @@ from penstock.server.pipeline.kept import kept_bytes
 from penstock.server.planned.log import planned_log
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.reading import Reading
-from penstock.server.sources.cache import most_cached
-from penstock.server.sources.parquet import CACHE_BYTES
+from penstock.server.sources.cache import CACHE_BYTES, most_cached
 from penstock.wire.prefetch import fitting_ahead
 
 MIB = 1 << 20

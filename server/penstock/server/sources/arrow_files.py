@@ -22,13 +22,10 @@ from penstock.server.sources.arrow_stream import (
     Message,
     messages,
 )
-from penstock.server.sources.blocked import (
-    Block,
-    FileIndex,
-    RowFiles,
-)
+from penstock.server.sources.blocked import Block, BlockedFiles, FileIndex
 from penstock.server.sources.cache import Rows
 from penstock.server.sources.columns import BlockColumns
+from penstock.server.sources.file_blocks import RowFiles
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
@@ -56,7 +53,7 @@ def _not_arrow(file: DataFile, error: Exception) -> InvalidJob:
 
 
 @declared
-class ArrowFiles(RowFiles, BlockColumns):
+class ArrowFiles(RowFiles, BlockedFiles, BlockColumns):
     """Files of Arrow IPC: a block is a record batch, or several small ones that follow one another.
 
     Args:
@@ -91,24 +88,6 @@ class ArrowFiles(RowFiles, BlockColumns):
         """Return the dtype of the numbers in a column of lists, if it is the same in all files."""
         kinds = {index.more["columns"].get(column, "") for index in self.indexes}
         return dtype_of_lists(kinds.pop()) if len(kinds) == 1 and column in self.names else None
-
-    def waits(self) -> bool:
-        """Tell whether files lie at URLs."""
-        return not self.file_set.is_local
-
-    def list_rows(self, indices: Sequence[int]) -> Iterator[tuple[ArrowRows, int]]:
-        """Yield the decoded block of each item, and the item's row in it."""
-        blocks: dict[int, ArrowRows] = {}
-        for index in indices:
-            number, row = self.block_of(index)
-            if number not in blocks:
-                blocks[number] = self.arrow_rows(self.rows(number, index))
-            yield blocks[number], row
-
-    def arrow_rows(self, rows: Rows) -> ArrowRows:
-        """Return the columns of a block's rows."""
-        assert isinstance(rows, ArrowRows)
-        return rows
 
     def index_of(self, file: DataFile) -> FileIndex:
         """Return the record batches, small ones together, and the columns with their types.

@@ -11,28 +11,22 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import sys
-import threading
-import time
 from abc import abstractmethod
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.core.condition import Condition, Kept, as_text, from_text
+from penstock.server.core.condition import Condition
 from penstock.server.core.transient import is_transient
 from penstock.server.roles.parameters import KW_ONLY, AtLeast, declared
 from penstock.server.roles.reading import Blocks
-from penstock.server.sources.access import check_indices
-from penstock.server.sources.cache import BlockCache, Rows, gathered
+from penstock.server.sources.cache import Rows
 from penstock.server.sources.content import ReadAt
-from penstock.server.sources.file_source import Files, FileSource
-from penstock.server.sources.files import LOOKERS, DataFile, reading, refusing
+from penstock.server.sources.file_blocks import FileBlocks
+from penstock.server.sources.file_source import Files
+from penstock.server.sources.files import LOOKERS, DataFile, reading
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import BadItem, InvalidJob, PenstockError
 from penstock.wire.plain import clean_text
@@ -44,9 +38,6 @@ BLOCK_BYTES = 4 << 20
 """Bytes of a block, about: one request to a store then takes longer than its round trip, and
 thousands of blocks mix a corpus of some gigabytes well."""
 
-KEPT_BYTES = 512 << 20
-"""Blocks that a process keeps if `keep_blocks` was not called."""
-
 MAX_RECORD_BYTES = 256 << 20
 """Of a line or an element: where damage hides its end, a file of any size would come into memory,
 several times over."""
@@ -54,7 +45,6 @@ several times over."""
 _LOOKED_AT = 64
 """Items that tell whether there is a column of some name."""
 
-_SAVE_S = 20.0
 _MAX_REASON = 200
 
 
@@ -126,6 +116,11 @@ class Block(NamedTuple):
         return self.layout.items[self.number]
 
     @property
+    def nbytes(self) -> int:
+        """About how many bytes it takes in memory."""
+        return self.layout.nbytes[self.number]
+
+    @property
     def first(self) -> int:
         """The number of its first line or record in the file."""
         return self.layout.first[self.number]
@@ -155,7 +150,7 @@ class Block(NamedTuple):
 
 
 @declared
-class BlockedFiles(FileSource):
+class BlockedFiles(FileBlocks):
     """Items of files that are read a block at a time; each format derives its source from it.
 
     A format says where the blocks of a file lie (`index_of`) and what items a block has
@@ -185,23 +180,11 @@ class BlockedFiles(FileSource):
             SourceUnavailable: A file cannot be read at the moment.
         """
         self.find_files(files)
-        self._fact = f"{self.type_name} {self.index_version} {json.dumps(decides)}"
-        self._lock = threading.Lock()
-        self._cache: BlockCache[Rows] = BlockCache(
-            KEPT_BYTES if self.cache_bytes is None else self.cache_bytes
-        )
-        self.keeps_read_blocks = False
-        self._looked: list[DataFile] = []
-        self.file_set.map(self._watch, self.file_set.files)
+        self.find_blocks(f"{self.type_name} {self.index_version} {json.dumps(decides)}")
         self.shards = self.data_files()
-        self.indexes = self._open_indexes()
-        self._blocks = [
-            (shard, number)
-            for shard, index in enumerate(self.indexes)
-            for number in range(len(index.items))
-        ]
-        self._sizes = [self.indexes[shard].items[number] for shard, number in self._blocks]
-        self.starts = [0, *accumulate(self._sizes)]
+        self.note_all(self._index, usable_cpus() if self.file_set.is_local else LOOKERS)
+        self.indexes = [FileIndex(*self.file_set.known(file, self._fact)) for file in self.shards]
+        self.take_blocks([index.items for index in self.indexes])
         if not self.starts[-1]:
             raise InvalidJob(
                 f"the {len(self.shards)} files that match {files!r} hold no {what}; the first is "
@@ -238,41 +221,14 @@ class BlockedFiles(FileSource):
 
     # --- what a source does ---
 
-    def __len__(self) -> int:
-        return self.starts[-1]
-
     def blocks(self) -> Blocks | None:
         """Return the blocks, in index order."""
-        pairs = self._blocks
+        blocks = [self.block(number) for number in range(len(self.places))]
         return Blocks(
-            self._sizes,
-            [self.indexes[shard].nbytes[number] for shard, number in pairs],
-            [
-                self.indexes[shard].stops[number] - self.indexes[shard].starts[number]
-                for shard, number in pairs
-            ],
+            self.block_items,
+            [block.nbytes for block in blocks],
+            [block.stop - block.start for block in blocks],
         )
-
-    def keep_blocks(self, count: int) -> None:
-        """Keep so many blocks in memory, and no more bytes of them than `cache_bytes`."""
-        with self._lock:
-            self.keeps_read_blocks = count > 0
-            if self.cache_bytes is None:
-                self._cache.max_bytes = sys.maxsize
-            self._cache.bound(count)
-
-    def fetch(self, indices: Sequence[int]) -> list[Any]:
-        """Return the items at `indices`, in that order; each block is read at most once.
-
-        Raises:
-            IndexError: An index is negative or not below the length.
-            SourceUnavailable: A block cannot be read at the moment; `item` is an index in it.
-            SourceChanged: A file is not the one that was opened.
-            BadItem: An item was read, and cannot be decoded: names file and line or record.
-        """
-        check_indices(indices, len(self))
-        with self._lock:
-            return gathered(indices, self.starts, self.rows)
 
     def has_column(self, name: str) -> bool:
         """Tell whether items have this column; where only items tell, whether one of the first has.
@@ -302,53 +258,23 @@ class BlockedFiles(FileSource):
             ) from error
         return [item.get(name) if isinstance(item, Mapping) else None for item in items]
 
-    def matching(self, where: Condition) -> Kept:
-        """Return which items a condition keeps; each block is read once.
+    def kept_of(self, where: Condition, blocks: range) -> list[NDArray[np.bool_]]:
+        """Return which items of the blocks of a file a condition keeps: bool (items,) each."""
+        found = []
+        for number in blocks:
+            start, stop = self.starts[number], self.starts[number + 1]
+            holds = [where.holds(name, self.column(name, start, stop)) for name in where.columns]
+            found.append(np.logical_and.reduce(holds))
+        return found
 
-        What is found is kept with the files' hashes: the next start, and the workers of a node,
-        read nothing.
-
-        Raises:
-            InvalidJob, SourceUnavailable, SourceChanged: As `column`.
-        """
-        fact = f"where {self._fact} {json.dumps(where.to_json(), sort_keys=True)}"
-        block, found = 0, []
-        for file, index in zip(self.shards, self.indexes, strict=True):
-            blocks, block = range(block, block + len(index.items)), block + len(index.items)
-            text = self.file_set.known(file, fact)
-            if text is None:
-                kept = [self._kept_of(where, number) for number in blocks]
-                text = as_text(np.concatenate([np.ones(0, bool), *kept]))
-                self.file_set.note(file, fact, text)
-                self._looked.append(file)
-            found.append(from_text(text, sum(index.items)))
-        return Kept.of(np.concatenate(found))
-
-    def _kept_of(self, where: Condition, block: int) -> NDArray[np.bool_]:
-        """Return which items of a block a condition keeps: bool (items,)."""
-        start, stop = self.starts[block], self.starts[block + 1]
-        kept: NDArray[np.bool_] = np.ones(stop - start, bool)
-        for name in where.columns:
-            kept &= where.holds(name, self.column(name, start, stop))
-        return kept
-
-    def rows(self, number: int, index: int) -> Rows:
-        """Return the items of a block, from memory if it is kept; the caller holds the lock.
-
-        Args:
-            number: Its number, in index order.
-            index: An item of it, for messages.
-        """
-        if (kept := self._cache.get(number)) is not None:
-            return kept
+    def load(self, number: int, index: int) -> tuple[Rows, int]:
+        """Return the items of a block, and about how many bytes they take."""
         block = self.block(number)
-        # Before reading and not after: else a worker would hold one block more than it may.
-        self._cache.make_room()
         with reading(block.file, index):
             data = self.read_block(block)
         self.count_read(len(data))
         try:
-            rows = self.rows_of(block, data)
+            return self.rows_of(block, data), block.nbytes
         except PenstockError:
             raise
         except Exception as error:
@@ -359,111 +285,24 @@ class BlockedFiles(FileSource):
                 f"cannot be decoded ({error_line(error, 300)})",
                 "the file is damaged: put it back as it was written, as a new job",
             ) from error
-        self._cache.put(number, rows, block.layout.nbytes[block.number])
-        return rows
 
     def block(self, number: int) -> Block:
         """Return a block by its number, in index order."""
-        shard, within = self._blocks[number]
+        shard, within = self.places[number]
         return Block(self.shards[shard], self.indexes[shard], within)
 
-    def block_of(self, index: int) -> tuple[int, int]:
-        """Return the number of the block that holds an item, and where the item is in it."""
-        number = bisect_right(self.starts, index) - 1
-        return number, index - self.starts[number]
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return names, sizes, and a hash of each file's content and of where its items lie.
-
-        Up to 64 MiB in all every byte counts; above it each file's head and tail, up to 16 blocks
-        between them, and what the pass over it has found.
-
-        Raises:
-            SourceUnavailable: A file cannot be read at the moment.
-        """
-        known = {
+    def digests(self) -> Mapping[str, str]:
+        """Return the hash of where the items of each file lie, by path."""
+        return {
             file.path: hashlib.sha256(json.dumps(index).encode()).hexdigest()
             for file, index in zip(self.shards, self.indexes, strict=True)
         }
-        fingerprint = self.file_set.fingerprint(lambda file: known.get(file.path, ""), self._looked)
-        self._looked.clear()
-        return fingerprint
 
-    def close(self) -> None:
-        """Release the blocks in memory."""
-        with self._lock:
-            self._cache.clear()
-
-    # --- opening ---
-
-    def _watch(self, file: DataFile) -> None:
-        with refusing(file):
-            self.file_set.watch(file)
-
-    def noted(self, file: DataFile, fact: str, look: Callable[[DataFile], Any]) -> Any:
-        """Return what is known of a file; at the first time, what a look at it gives.
-
-        Raises:
-            InvalidJob: It is not of the format.
-            SourceUnavailable: It cannot be read at the moment.
-        """
-        if (known := self.file_set.known(file, fact)) is not None:
-            return known
+    def _index(self, file: DataFile) -> FileIndex:
         try:
-            with refusing(file):
-                found = look(file)
+            return self.index_of(file)
         except RecordTooLong as error:
             raise InvalidJob(f"{file.path}: {error}", key="source.files") from None
-        self.file_set.note(file, fact, found)
-        self._looked.append(file)
-        return found
-
-    def _open_indexes(self) -> list[FileIndex]:
-        """Return the index of every file: as it was noted, else by a pass over the file."""
-        unknown = [file for file in self.shards if self.file_set.known(file, self._fact) is None]
-        total, done, started = sum(file.size for file in unknown), 0, time.monotonic()
-        saved = started
-        with ThreadPoolExecutor(usable_cpus() if self.file_set.is_local else LOOKERS) as pool:
-            found = pool.map(lambda f: self.noted(f, self._fact, self.index_of), unknown)
-            for file, _ in zip(unknown, found, strict=True):
-                done += file.size
-                if time.monotonic() - saved > _SAVE_S:  # a start that is killed goes on from here
-                    self.file_set.remember(list(self._looked))
-                    saved = time.monotonic()
-                    logger.info(
-                        "looking for the items of %s files: %d of %d MB read",
-                        self.type_name,
-                        done // 10**6,
-                        total // 10**6,
-                    )
-        return [FileIndex(*self.file_set.known(file, self._fact)) for file in self.shards]
-
-
-class RowFiles(BlockedFiles):
-    """Files of rows that are dicts, all with the same columns.
-
-    Attributes:
-        names: The columns that are read.
-    """
-
-    names: list[str]
-
-    def has_heads(self, columns: Sequence[str] | None) -> bool:
-        """Tell whether these are some of the columns that are read, and not all."""
-        return columns is not None and set(columns) < set(self.names)
-
-    def heads(
-        self, indices: Sequence[int], columns: Sequence[str] | None = None
-    ) -> list[dict[str, Any]]:
-        """Return only some columns of the rows at `indices`.
-
-        Raises:
-            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
-        """
-        items = self.fetch(indices)
-        if columns is None or not self.has_heads(columns):
-            return items
-        return [{name: item[name] for name in item if name in columns} for item in items]
 
 
 def cut(
@@ -507,10 +346,8 @@ def cut(
 
 __all__ = [
     "BLOCK_BYTES",
-    "KEPT_BYTES",
     "Block",
     "BlockedFiles",
     "FileIndex",
-    "RowFiles",
     "cut",
 ]

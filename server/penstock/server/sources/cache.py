@@ -9,6 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 Value = TypeVar("Value")
 
+CACHE_BYTES = 512 << 20
+"""Blocks that a process keeps if `keep_blocks` was not called."""
 
 FREE_BYTES = 16 << 20
 """Blocks are kept up to this size whatever their number: small ones are read
@@ -117,4 +119,4 @@ def gathered(
     return items
 
 
-__all__ = ["FREE_BYTES", "BlockCache", "Rows", "gathered", "most_cached"]
+__all__ = ["CACHE_BYTES", "FREE_BYTES", "BlockCache", "Rows", "gathered", "most_cached"]

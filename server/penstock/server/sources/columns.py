@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.server.roles.columns import Indices, SequenceColumns
 from penstock.server.sources.access import check_indices
+from penstock.server.sources.cache import Rows
+from penstock.server.sources.file_blocks import FileBlocks
 
 
 class ListRows(Protocol):
@@ -26,18 +26,41 @@ class ListRows(Protocol):
         ...
 
 
-class BlockColumns(SequenceColumns):
+class BlockColumns(FileBlocks, SequenceColumns):
     """What a source offers that decodes a block for all rows that are wanted of it."""
 
-    _lock: threading.Lock
+    def waits(self) -> bool:
+        """Tell whether files lie at URLs."""
+        return not self.file_set.is_local
 
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return how many items there are."""
+    def list_block(self, rows: Rows) -> ListRows:
+        """Return the columns of a block as they are stored."""
+        return cast(ListRows, rows)
 
-    @abstractmethod
+    def alone(self, number: int, row: int, index: int) -> ListRows | None:
+        """Return a row that is read by itself, as the only one of its columns.
+
+        Args:
+            number: Its block.
+            row: Which row of the block it is.
+            index: Its index, for messages.
+
+        Returns:
+            It; None = by default the whole block is read.
+        """
+        return None
+
     def list_rows(self, indices: Sequence[int]) -> Iterator[tuple[ListRows, int]]:
-        """Yield the decoded block of each item, and the item's row in it; the lock is held."""
+        """Yield the block of each item, and the item's row in it; the lock is held."""
+        blocks: dict[int, ListRows] = {}
+        for index in indices:
+            number, row = self.block_of(index)
+            if number not in blocks:
+                if (alone := self.alone(number, row, index)) is not None:
+                    yield alone, 0
+                    continue
+                blocks[number] = self.list_block(self.rows(number, index))
+            yield blocks[number], row
 
     def lengths(self, column: str, indices: Indices) -> Indices:
         """Return how many numbers rows have; each block is decoded once.

@@ -13,13 +13,9 @@ import numpy as np
 from penstock.server.roles.parameters import KW_ONLY, declared
 from penstock.server.sources.access import check_columns, require
 from penstock.server.sources.arrow import ArrowRows
-from penstock.server.sources.blocked import (
-    Block,
-    FileIndex,
-    RowFiles,
-    cut,
-)
+from penstock.server.sources.blocked import Block, BlockedFiles, FileIndex, cut
 from penstock.server.sources.cache import Rows
+from penstock.server.sources.file_blocks import RowFiles
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
@@ -38,7 +34,7 @@ TYPES = {"text": "string", "int": "int64", "float": "double", "bool": "bool"}
 
 
 @declared
-class CsvSource(RowFiles):
+class CsvSource(RowFiles, BlockedFiles):
     """The rows of CSV files as dicts, read by Arrow.
 
     The first row of each file names its columns. A column's type is that of all its values in all

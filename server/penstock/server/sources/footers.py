@@ -1,55 +1,122 @@
-"""Whether a Parquet footer can be looked into: damaged ones end the process in some of Arrow's."""
+"""What the footers of Parquet files say, read without ending the process where one is damaged."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from penstock.server.sources.access import require
+from penstock.server.sources.content import ReadAt
+from penstock.server.sources.files import DataFile, FileSet
+from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
+from penstock.server.sources.ranges import RangeStream
+from penstock.server.usercode.frames import error_line
+from penstock.wire.errors import InvalidJob
+
+VERSION = 2
+"""Of what is noted of a footer (`Noted`): raised when it is another list."""
+
+_TAIL_BYTES = 64 << 10  # one read brings most footers whole
+_MAGIC = b"PAR1"
 
 
-class _Asked(Exception):
-    """Bytes of columns are asked for: the footer has been gone through by then."""
+class Noted(NamedTuple):
+    """What is noted of a footer, JSON-able; lists have an entry for each row group.
 
-
-class _NoBytes:
-    """The interface that Arrow needs of a Python file: one whose bytes nobody reads.
-
-    Args:
-        size: How long it is.
+    Attributes:
+        schema: Where the catalog keeps names and types of the columns, which many files share.
+        rows: How many rows.
+        stored: The compressed bytes of each column that is read, in the file's order.
+        decoded: The bytes of these columns before compression.
+        sha256: The hash of the footer.
     """
 
-    closed = False
-
-    def __init__(self, size: int) -> None:
-        self._size, self._at = size, 0
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to an offset."""
-        self._at = (0, self._at, self._size)[whence] + offset
-        return self._at
-
-    def tell(self) -> int:
-        """Return the offset."""
-        return self._at
-
-    def read(self, count: int = -1) -> bytes:
-        """Say that it was asked.
-
-        Raises:
-            _Asked: Always.
-        """
-        raise _Asked
-
-    def readable(self) -> bool:
-        """Tell that it can be read."""
-        return True
-
-    def close(self) -> None:
-        """Nothing is open."""
+    schema: str
+    rows: list[int]
+    stored: list[list[int]]
+    decoded: list[int]
+    sha256: str
 
 
-def check_footer(metadata: Any, size: int) -> None:
+def note_footer(
+    files: FileSet, file: DataFile, read_columns: Callable[[Sequence[str]], list[str]]
+) -> Noted:
+    """Return what a file's footer says.
+
+    Args:
+        files: The files of the source.
+        file: One of them.
+        read_columns: Returns which of a file's columns are read.
+
+    Raises:
+        InvalidJob: It is not a Parquet file, or cannot be opened by us.
+        OSError: It cannot be read at the moment.
+    """
+    arrow = require("pyarrow")
+    read_at = files.reader(file)
+    tail = read_tail(read_at, file.size)
+    is_parquet = tail[-4:] == _MAGIC
+    head = b"" if is_parquet else read_at(0, min(FIRST_BYTES, file.size))
+    refuse_other_kinds(file, head, "parquet")
+    if len(tail) < 12 or not is_parquet:
+        kind = "encrypted" if tail[-4:] == b"PARE" else "not a Parquet file"
+        raise InvalidJob(f"{file.path} is {kind}: it does not end in PAR1", key="source.files")
+    try:
+        metadata = require("pyarrow.parquet").read_metadata(arrow.BufferReader(tail))
+        _check_footer(metadata, file.size)
+        schema = [[field.name, str(field.type)] for field in metadata.schema.to_arrow_schema()]
+        names = read_columns([name for name, _ in schema])
+        groups = _groups(metadata, names)
+    # The bytes were read: Arrow raises OSError for damaged ones, and Python for names in them.
+    except (OSError, ValueError, OverflowError, arrow.ArrowException) as error:
+        raise InvalidJob(
+            f"{file.path} has no readable Parquet footer ({error_line(error, 300)}): it is "
+            "damaged; write it again",
+            key="source.files",
+        ) from None
+    return Noted(files.catalog.share(schema), *groups, hashlib.sha256(tail).hexdigest())
+
+
+def leaves(metadata: Any) -> list[str]:
+    """Return the top-level column of each leaf column."""
+    return [
+        metadata.schema.column(leaf).path.partition(".")[0] for leaf in range(metadata.num_columns)
+    ]
+
+
+def read_tail(read_at: ReadAt, size: int) -> bytes:
+    """Return a file's footer with its length and magic, as far as the file has one."""
+    tail = read_at(max(0, size - _TAIL_BYTES), size)
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if len(tail) < length <= size:
+        tail = read_at(size - length, size)
+    return tail[-length:] if length >= 12 else tail
+
+
+def _groups(metadata: Any, names: list[str]) -> tuple[list[int], list[list[int]], list[int]]:
+    """Return the rows of each row group, its columns' bytes in storage, and all its bytes decoded.
+
+    Raises:
+        ValueError: A number cannot be.
+        OSError, ArrowException: The footer is damaged.
+    """
+    columns = [(leaf, name) for leaf, name in enumerate(leaves(metadata)) if name in names]
+    rows, stored, decoded = [], [], []
+    for group in (metadata.row_group(number) for number in range(metadata.num_row_groups)):
+        found = dict.fromkeys(names, 0)
+        for leaf, name in columns:
+            found[name] += group.column(leaf).total_compressed_size
+        rows.append(group.num_rows)
+        stored.append(list(found.values()))
+        decoded.append(sum(group.column(leaf).total_uncompressed_size for leaf, _ in columns))
+    if min([0, *rows, *decoded, *(nbytes for group in stored for nbytes in group)]) < 0:
+        raise ValueError("a number of rows or bytes in it is below 0")
+    return rows, stored, decoded
+
+
+def _check_footer(metadata: Any, size: int) -> None:
     """Let Arrow look at every column chunk of a footer where its errors are caught.
 
     What `RowGroupMetaData.column` of pyarrow throws ends the process, as of pyarrow 26. Reading
@@ -63,10 +130,18 @@ def check_footer(metadata: Any, size: int) -> None:
     Raises:
         OSError, ArrowException: It is damaged.
     """
-    stream = require("pyarrow").PythonFile(_NoBytes(size), mode="r")
+    stream = require("pyarrow").PythonFile(RangeStream(_refuse_to_read, size), mode="r")
     reader = require("pyarrow.parquet").ParquetFile(stream, metadata=metadata, pre_buffer=True)
     with contextlib.suppress(_Asked):
         reader.read_row_groups(list(range(metadata.num_row_groups)), use_threads=False)
 
 
-__all__ = ["check_footer"]
+class _Asked(Exception):
+    """Bytes of columns are asked for: the footer has been gone through by then."""
+
+
+def _refuse_to_read(start: int, stop: int) -> bytes:
+    raise _Asked
+
+
+__all__ = ["VERSION", "Noted", "leaves", "note_footer", "read_tail"]

@@ -12,6 +12,7 @@ from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.arrow_files import ArrowFiles
 from penstock.server.sources.blocked import Block
 from penstock.server.sources.cache import Rows
+from penstock.server.sources.columns import ListRows
 from penstock.server.sources.files import DataFile, FileSet, refusing
 from penstock.server.sources.hf import json_decoder
 from penstock.server.usercode.frames import error_line
@@ -89,9 +90,9 @@ class SavedSource(ArrowFiles):
         """Return what makes items of a block's rows, with JSON decoded."""
         return _Decoded(rows, self._decoders, block.bad_value) if self._decoders else rows
 
-    def arrow_rows(self, rows: Rows) -> ArrowRows:
-        """Return the columns of a block's rows, as they are stored."""
-        return super().arrow_rows(rows.rows if isinstance(rows, _Decoded) else rows)
+    def list_block(self, rows: Rows) -> ListRows:
+        """Return the columns of a block as they are stored."""
+        return super().list_block(rows.rows if isinstance(rows, _Decoded) else rows)
 
     def _json_columns(self) -> dict[str, Callable[[Any], Any]]:
         start, stop = self.indexes[0].more["schema"]

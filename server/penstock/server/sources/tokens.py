@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from tokenize import TokenError
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -158,33 +158,15 @@ class TokenFiles(BlockedFiles, BlockColumns):
         found = {self.dtype_of(shard).newbyteorder("=") for shard in range(len(self.indexes))}
         return found.pop() if column == COLUMN and len(found) == 1 else None
 
-    def waits(self) -> bool:
-        """Tell whether files lie at URLs."""
-        return not self.file_set.is_local
-
     def lengths(self, column: str, indices: Indices) -> Indices:
         """Return how many ids sequences have, without reading them where that can be."""
         sizes = self.sizes(indices.tolist())
         return super().lengths(column, indices) if sizes is None else sizes
 
-    def list_rows(self, indices: Sequence[int]) -> Iterator[tuple[ListRows, int]]:
-        """Yield the block of each sequence and its number there; or the sequence alone."""
-        blocks: dict[int, ListRows] = {}
-        for index in indices:
-            number, row = self.block_of(index)
-            if number not in blocks and not self.keeps_read_blocks:
-                alone = self._alone(number, row, index)
-                if alone is not None:
-                    yield _Span(alone), 0
-                    continue
-            if number not in blocks:
-                found = self.rows(number, index)
-                assert isinstance(found, Sequences)
-                blocks[number] = found
-            yield blocks[number], row
-
-    def _alone(self, number: int, row: int, index: int) -> NDArray[Any] | None:
+    def alone(self, number: int, row: int, index: int) -> ListRows | None:
         """Return the ids of a sequence, read by themselves; None where only its block tells."""
+        if self.keeps_read_blocks:
+            return None
         block = self.block(number)
         spans = self.spans(block, np.array([row]))
         if spans is None:
@@ -193,7 +175,7 @@ class TokenFiles(BlockedFiles, BlockColumns):
         with reading(block.file, index):
             data = self.file_set.read(block.file, start, stop)
         self.count_read(len(data))
-        return np.frombuffer(data, np.dtype(block.layout.more["dtype"]))
+        return _Span(np.frombuffer(data, np.dtype(block.layout.more["dtype"])))
 
     def fetch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return the sequences at `indices`, in that order.
