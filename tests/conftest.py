@@ -15,6 +15,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from forge import Forge
 from harness import ENVIRONMENT
 from penstock.server.sources.catalog import VARIABLE
 

@@ -17,7 +17,6 @@ import pytest
 
 import penstock.client
 from penstock.client.calls.conversation import Conversation
-from penstock.client.reading.conversation import Conversation
 
 METHOD = "/test.Talk/Talk"
 DEADLINE_S = 30.0
