@@ -126,7 +126,9 @@ def main() -> None:
                         many_methods.append(f"{place}:{node.name} {len(methods)}")
                 elif isinstance(node, FUNCTIONS) and parameters(node) > PARAMETERS:
                     many_parameters.append(f"{place}:{node.name} {parameters(node)}")
-    graph = grimp.build_graph("penstock.wire", "penstock.server", "penstock.client", cache_dir=None)
+    graph = grimp.build_graph(
+        "penstock.wire", "penstock.common", "penstock.server", "penstock.client", cache_dir=None
+    )
     rings = circles(graph)
     rows = [
         ("lines of code, product", counted["product"], []),

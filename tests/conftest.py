@@ -17,7 +17,7 @@ import pytest
 
 from forge import Forge
 from harness import ENVIRONMENT
-from penstock.server.sources.catalog import VARIABLE
+from penstock.server.files.catalog import VARIABLE
 
 pytest.register_assert_rewrite("penstock.server.testing.store")  # its asserts say what they found
 

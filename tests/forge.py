@@ -29,8 +29,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from penstock.server.environment import FIXED
-from penstock.wire.programs import COMMANDS
+from penstock.common.programs import COMMANDS
+from penstock.server.process.environment import FIXED
 
 ENDED = "ended"
 MAX_REQUEST = 1 << 20

@@ -24,8 +24,8 @@ import yaml
 from forge import Forge, Forked
 from invariants import eventually
 from penstock.client.cli import main as penstock
-from penstock.server import said
 from penstock.server.cli import run as penstockd
+from penstock.server.logs import captured as said
 from penstock.wire import MAX_MESSAGE_BYTES, PROTOCOL, frame
 from penstock.wire.errors import PenstockError
 from penstock.wire.sent_errors import ERROR_METADATA_KEY, decode_error
@@ -444,7 +444,7 @@ def children(pid: int) -> list[int]:
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
             found += map(int, (task / "children").read_text().split())
-    return [child for child in found if b"penstock.server.node.zygote" not in _command(child)]
+    return [child for child in found if b"penstock.server.processes.zygote" not in _command(child)]
 
 
 def _command(pid: int) -> bytes:

@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from penstock.server.index.block import encode_block
-from penstock.server.index.file import ItemSizes, SourceBlocks, blocks_of, write_index
-from penstock.server.indexing.blocks import Block
-from penstock.server.indexing.crew import Answer, Hears
-from penstock.server.indexing.making import Made, Making, make
-from penstock.server.indexing.measuring import Measuring
-from penstock.server.job import Job
+from penstock.server.job.job import Job
+from penstock.server.planning.index.block import encode_block
+from penstock.server.planning.index.index_file import (
+    ItemSizes,
+    SourceBlocks,
+    blocks_of,
+    write_index,
+)
+from penstock.server.planning.make.dealt_blocks import BlockTask
+from penstock.server.planning.make.making import MadeIndex, Making, make
+from penstock.server.planning.make.measuring import Measuring
+from penstock.server.planning.make.measuring_pool import Answer, Hears
 
 
 def written(
@@ -60,9 +65,9 @@ class Here:
 
     def __init__(self, measuring: Measuring, *, backwards: bool = False, most: int = 1 << 30):
         self.measuring, self.backwards, self.most = measuring, backwards, most
-        self.measured: list[Block] = []
+        self.measured: list[BlockTask] = []
 
-    async def __call__(self, blocks: Sequence[Block], hears: Hears) -> None:
+    async def __call__(self, blocks: Sequence[BlockTask], hears: Hears) -> None:
         """Measure them, or the first `most` of them.
 
         Raises:
@@ -82,7 +87,7 @@ class Here:
             await hears.finished(block, Answer(data, found.drew, found.bad))
 
 
-def made(job: Job, path: Path | str, **options: Any) -> Made:
+def made(job: Job, path: Path | str, **options: Any) -> MadeIndex:
     """Make the index of a job, in this process."""
     measuring = Measuring(job)
     return make([Making(measuring, str(path))], Here(measuring), **options)[0]

@@ -19,14 +19,14 @@ from itertools import pairwise
 from typing import Any
 
 from penstock.server.core.refs import ItemRef, SampleRef
-from penstock.server.job import Job
-from penstock.server.local import LocalLoader
+from penstock.server.job.job import Job
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Filtered, Outcome
 from penstock.server.pipeline.joint_planner import JointPlanner
+from penstock.server.pipeline.known_verdicts import Quarantined
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.sample_planner import SamplePlanner
-from penstock.server.pipeline.verdicts import Quarantined
+from penstock.server.transports.local import LocalLoader
 from penstock.wire import frame
 from penstock.wire.digest import batch_digest
 from penstock.wire.order import Cut

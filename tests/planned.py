@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.index.block import QUARANTINED, ItemSizes, filtered
-from penstock.server.index.file import SourceBlocks, blocks_of, write_index
-from penstock.server.index.inputs import (
+from penstock.server.job.job import Job
+from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.planning.index.block import QUARANTINED, ItemSizes, filtered
+from penstock.server.planning.index.index_file import SourceBlocks, blocks_of, write_index
+from penstock.server.planning.index.inputs import (
     index_inputs,
     indexed_sources,
     kept_items,
     size_rule,
 )
-from penstock.server.job import Job
-from penstock.server.pipeline.items import Filtered, Items
-from penstock.server.planned.plan import Plan
+from penstock.server.planning.log.job_plan import Plan
 from penstock.server.roles.base import Sample
 
 

@@ -1,6 +1,6 @@
 """Write the dashboards beside this file: `python deploy/grafana/generate.py`, or `make dashboards`.
 
-Descriptions and units are those of the table of metrics, `penstock.wire.metrics`. It needs
+Descriptions and units are those of the table of metrics, `penstock.common.metric_table`. It needs
 `grafana-foundation-sdk`, which `make dev` installs. The files are for Grafana 10.1 and newer.
 """
 
@@ -34,7 +34,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
-from penstock.wire.metrics import JOB, METRICS, help_of
+from penstock.common.metric_table import JOB, METRICS, help_of
 
 HERE = Path(__file__).parent
 WIDTH, HEIGHT = 24, 8

@@ -14,7 +14,7 @@ from node_memory import Watch
 from support import corpus, in_child, interleaved, median, ratio, serving, spread, table, write_job
 from text import job
 
-from penstock.server.allocator import OFF, chosen, prefer
+from penstock.server.process.allocator import OFF, chosen, prefer
 from penstock.wire.errors import InvalidRequest
 
 

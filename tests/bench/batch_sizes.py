@@ -13,7 +13,7 @@ from typing import Any
 
 from support import HERE, ROUNDS, interleaved, median, table
 
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.line import Line
 from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.sources import ItemsSource

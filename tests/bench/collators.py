@@ -37,8 +37,8 @@ from penstock.server.roles.collators import (
     PaddedCollator,
 )
 from penstock.server.roles.collators.layouts import LAYOUTS
-from penstock.server.roles.columns import ColumnRows
 from penstock.server.roles.context import CollateContext
+from penstock.server.roles.number_columns import ColumnRows
 from penstock.wire import frame
 from penstock.wire.v1 import feed_pb2
 

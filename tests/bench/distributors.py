@@ -36,7 +36,7 @@ from penstock.server.roles import (
     StreamSource,
 )
 from penstock.server.roles.reading import Blocks
-from penstock.wire.refs import shard_row
+from penstock.wire.item_numbers import shard_row
 
 LANES, DRAWS, FAR = 48, 5_000, 1_000_000
 MANY, MANY_WITH_COLUMN = 10**9, 10**6

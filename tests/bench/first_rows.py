@@ -15,9 +15,9 @@ from support import corpus, table, write_job
 from text import job
 
 from penstock.server.core.refs import Row, SampleRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.jobs.load import load
-from penstock.server.roles.batchers import best_fit
+from penstock.server.roles.batchers import best_fit_batcher as best_fit
 
 LANES, POOL, SEEDS = 48, 64, 4
 SPANS = ((1, 1), (2, 5), (6, 20), (21, 100), (301, 600))

@@ -92,17 +92,17 @@ def _child(way: str, data: Path, folder: str) -> dict[str, float]:
 
 def _index(folder: Path) -> dict[str, float]:
     """Make the index as the command does, and time it from the first word of how far it is."""
-    from penstock.server.indexing.crew import Crew
-    from penstock.server.indexing.making import Done, Making, make
-    from penstock.server.indexing.measuring import Measuring
     from penstock.server.jobs.load import load
+    from penstock.server.planning.make.making import Making, MakingProgress, make
+    from penstock.server.planning.make.measuring import Measuring
+    from penstock.server.planning.make.measuring_pool import MeasuringPool
 
     built = load(str(folder / "penstock.yaml")).job("text")
     measuring = Measuring(built)
-    crew = Crew("text", built.definition, {0: measuring.inputs}, PROCESSES, 600.0)
+    crew = MeasuringPool("text", built.definition, {0: measuring.inputs}, PROCESSES, 600.0)
     first: list[float] = []
 
-    def watch(done: Done) -> None:
+    def watch(done: MakingProgress) -> None:
         if done.measured and not first:
             first.extend((time.perf_counter(), done.measured))
 

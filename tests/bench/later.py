@@ -17,7 +17,7 @@ import numpy as np
 from packing import document_tokens
 from support import ROUNDS, SEED, corpus, table
 
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.line import Line
 from penstock.server.roles import (
     BestFitPackingBatcher,

@@ -14,8 +14,14 @@ from typing import Any
 
 from support import interleaved, median, spread, table
 
-from penstock.server.node.channel import FROM_SERVER, FROM_WORKER, Decoder, Kinds, encode
-from penstock.server.node.messages import Body, Done, Make, Produce, Snapshot
+from penstock.server.node.protocol.channel import (
+    FROM_SERVER,
+    FROM_WORKER,
+    Kinds,
+    MessageDecoder,
+    encode,
+)
+from penstock.server.node.protocol.messages import Body, Done, Make, Produce, Snapshot
 
 LOG, COUNT = bytes(range(32)), 20_000
 
@@ -79,7 +85,7 @@ def run() -> None:
 
 
 def _measure(kinds: Kinds, messages: list[Any]) -> dict[str, float]:
-    decoder, data = Decoder(kinds), bytes(encode(messages)[0])
+    decoder, data = MessageDecoder(kinds), bytes(encode(messages)[0])
     assert decoder.feed(data) == messages
     return {
         "encode": _each_us(lambda: encode(messages), len(messages)),

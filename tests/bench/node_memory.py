@@ -3,8 +3,8 @@
 Memory is the sum of `Pss_Anon` and `Pss_Shmem` of `/proc/PID/smaps_rollup` over the node's
 processes: a page that several of them map counts once, and pages of files do not count. It is
 looked at every 50 ms, and the highest sum stands. The constants of the formula in
-`penstock.server.commands.memory` were fitted to the first table; those of the second were in view
-when they were chosen, so a new kind of node is the better test.
+`penstock.server.commands.memory_formula` were fitted to the first table; those of the second were
+in view when they were chosen, so a new kind of node is the better test.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ import numpy as np
 from roles import Numbers
 from support import ROUNDS, interleaved, median, spread, table
 
-from penstock.server.index.block import ItemSizes, block_items, encode_block
-from penstock.server.index.file import SourceBlocks, write_index
-from penstock.server.index.inputs import index_inputs
-from penstock.server.job import Job
-from penstock.server.planned.plan import Plan
+from penstock.server.job.job import Job
+from penstock.server.planning.index.block import ItemSizes, block_items, encode_block
+from penstock.server.planning.index.index_file import SourceBlocks, write_index
+from penstock.server.planning.index.inputs import index_inputs
+from penstock.server.planning.log.job_plan import Plan
 from penstock.server.roles import (
     BestFitDecreasingPackingBatcher,
     BestFitPackingBatcher,

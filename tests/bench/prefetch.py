@@ -1,9 +1,9 @@
 """What fetching more batches ahead gives, and what small ones gain by sharing a message.
 
-The figures of `penstock.wire.prefetch` and of decision 0003: batches that cost nothing to make, of
-1 KB over TCP and of 200 KB where bodies are lent and where they are sent, with 4 of them ahead, as
-many as by default, and twice as many. The last rows of each have the default ahead, and a node that
-waits for no further batches before it sends one (`GATHER_S` 0).
+The figures of `penstock.common.prefetch` and of decision 0003: batches that cost nothing to make,
+of 1 KB over TCP and of 200 KB where bodies are lent and where they are sent, with 4 of them ahead,
+as many as by default, and twice as many. The last rows of each have the default ahead, and a node
+that waits for no further batches before it sends one (`GATHER_S` 0).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from support import (
     write_job,
 )
 
-from penstock.wire.prefetch import LEAST_AHEAD, fitting_ahead
+from penstock.common.prefetch import LEAST_AHEAD, fitting_ahead
 
 SIZES = {"1-KB": 1000, "200-KB": 200_000}
 WAYS = (("1-KB", "tcp"), ("200-KB", "unix"), ("200-KB", "tcp"))

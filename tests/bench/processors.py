@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 from support import ROUNDS, Rounds, corpus, interleaved, median, ratio, spread, table
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
+from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.processing import Filtered, ProcessedItems
-from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles import IndexedSource, RawItemProcessor
 from penstock.server.roles.processors import (
     ChatProcessor,

@@ -29,7 +29,7 @@ from penstock.client import Loader
 from penstock.server.core.permutation import Permutation
 from penstock.server.jobs.load import load
 from penstock.server.roles import SimpleBatcher
-from penstock.server.roles.distributors.blocks import BlockOrder
+from penstock.server.roles.distributors.block_shuffle import BlockOrder
 
 
 class Corpus(NamedTuple):

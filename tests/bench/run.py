@@ -33,7 +33,7 @@ import time
 
 from support import ROUNDS, SEED
 
-from penstock.wire.resources import usable_cpus
+from penstock.common.resources import usable_cpus
 
 NAMES = (
     "packing",

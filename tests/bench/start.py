@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from support import interleaved, median, serving, spread, table, write_job
 
 from penstock.client import Loader
-from penstock.server.sources.catalog import SETTLED_S
+from penstock.server.files.catalog import SETTLED_S
 
 FILES, ROWS, FILES_PER_FOLDER = 10_000, 8, 1000
 WORKERS = (1, 2, 4)

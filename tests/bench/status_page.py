@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import aiohttp
 from support import HERE, Results, free_port, interleaved, serving, table, write_job
 
-from penstock.server.status_page.history import EVERY_S
-from penstock.server.status_page.routes import FILE
+from penstock.server.web.history import EVERY_S
+from penstock.server.web.routes import FILE
 
 sys.path.append(str(HERE.parent))
 
@@ -51,7 +51,7 @@ JOB = {
 
 
 FULL = """
-from penstock.server.status_page.history import History
+from penstock.server.web.history import History
 
 sample = History.sample
 

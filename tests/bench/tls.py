@@ -30,7 +30,7 @@ from support import (
     write_job,
 )
 
-from penstock.server.access import hash_of
+from penstock.server.access.callers import hash_of
 from penstock.wire import PROTOCOL
 from penstock.wire.v1 import feed_pb2
 

@@ -23,7 +23,7 @@ from penstock.server.roles.context import CollateContext
 from penstock.server.testing import check_collator
 from penstock.server.testing.compare import as_bytes
 from penstock.wire.errors import BadBatch, InvalidJob
-from penstock.wire.values import to_plain
+from penstock.wire.value_types import to_plain
 
 Rows = list[list[Sample]]
 

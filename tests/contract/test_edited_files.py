@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from contract.test_sources import CASES, Case, plain
+from penstock.server.files.content import WHOLE_BYTES
 from penstock.server.sources import HfStreamSource, JsonlSource
-from penstock.server.sources.content import WHOLE_BYTES
 from penstock.wire.errors import SourceChanged
 
 READ_ONCE = ("hf json", "hf csv", "hf text", "hf arrow", "hf parquet", "hf webdataset", "hf folder",

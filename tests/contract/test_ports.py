@@ -16,17 +16,16 @@ import pytest
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
-from penstock.server.node.arena import ArenaWriter
-from penstock.server.node.channel import FROM_SERVER, FROM_WORKER, Misspoken
-from penstock.server.node.memory import Descriptor
-from penstock.server.node.messages import (
+from penstock.server.node.protocol.channel import FROM_SERVER, FROM_WORKER, ProtocolError
+from penstock.server.node.protocol.message_port import MessagePort, SocketPort
+from penstock.server.node.protocol.messages import (
     Body,
     CloseLine,
     Free,
     FromServer,
     FromWorker,
-    Hurry,
     LineSnapshot,
+    MakeSooner,
     NewArena,
     OpenLine,
     Ready,
@@ -34,10 +33,11 @@ from penstock.server.node.messages import (
     Verified,
     Warned,
 )
-from penstock.server.node.port import Port, SocketPort
+from penstock.server.node.workers.arena import ArenaWriter
+from penstock.server.processes.shared_memory import Descriptor
 from unit.memory_port import memory_ports
 
-Ends = tuple[Port[Any, Any], Port[Any, Any]]
+Ends = tuple[MessagePort[Any, Any], MessagePort[Any, Any]]
 
 VERDICT = Verdict(
     "exit", ItemRef("main", 3, 1), "00ff", "ValueError: \u2028 ü ✓", True, 1, 2, 3, 4, 5
@@ -90,7 +90,7 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     theirs.close()
 
 
-def take(port: Port[Any, Any], count: int) -> list[Any]:
+def take(port: MessagePort[Any, Any], count: int) -> list[Any]:
     """Return so many messages, as they come."""
     found: list[Any] = []
     while len(found) < count:
@@ -103,7 +103,7 @@ def take(port: Port[Any, Any], count: int) -> list[Any]:
 class Listener:
     """The side of an event loop: hears all that comes."""
 
-    def __init__(self, port: Port[Any, Any]) -> None:
+    def __init__(self, port: MessagePort[Any, Any]) -> None:
         self.port, self.heard = port, list[Any]()
         self.ended = asyncio.Event()
         self.error: Exception | None = None
@@ -113,7 +113,7 @@ class Listener:
     def _wake(self) -> None:
         try:
             messages = self.port.receive(wait=False)
-        except Misspoken as error:
+        except ProtocolError as error:
             self.error, messages = error, None
         if messages is None:
             self.ended.set()
@@ -153,11 +153,11 @@ def test_who_waits_is_woken(ends: Ends) -> None:
     waiting = threading.Thread(target=lambda: heard.extend(take(theirs, 2)))
     waiting.start()
 
-    ours.send([Hurry(b"log")])
+    ours.send([MakeSooner(b"log")])
     ours.send([CloseLine(3)])
     waiting.join(60)
 
-    assert heard == [Hurry(b"log"), CloseLine(3)]
+    assert heard == [MakeSooner(b"log"), CloseLine(3)]
     last = threading.Thread(target=lambda: heard.append(theirs.receive(wait=True)))
     last.start()
     ours.close()
@@ -174,7 +174,7 @@ def test_what_was_sent_before_the_end_arrives(ends: Ends) -> None:
     assert take(ours, 2) == [Ready(), Warned("last words")]
     assert [ours.receive(wait=True), ours.receive(wait=False)] == [None, None]
     with pytest.raises(OSError):  # noqa: PT011 - whichever the system says
-        ours.send([Hurry(b"log")])
+        ours.send([MakeSooner(b"log")])
 
 
 async def test_a_loop_hears_all_of_it(ends: Ends) -> None:
@@ -203,9 +203,9 @@ async def test_a_loop_never_waits_for_who_does_not_read(ends: Ends) -> None:
 
     for message in large:
         ours.send([message])
-    ours.send([Hurry(b"log")])
+    ours.send([MakeSooner(b"log")])
 
-    assert await asyncio.to_thread(take, theirs, 9) == [*large, Hurry(b"log")]
+    assert await asyncio.to_thread(take, theirs, 9) == [*large, MakeSooner(b"log")]
 
 
 async def test_a_loop_that_sends_to_nobody_hears_of_it_once(ends: Ends) -> None:
@@ -214,7 +214,7 @@ async def test_a_loop_that_sends_to_nobody_hears_of_it_once(ends: Ends) -> None:
     listener = Listener(ours)
     theirs.close()
 
-    ours.send([Hurry(b"log")])
+    ours.send([MakeSooner(b"log")])
     await listener.until(listener.ended.is_set)
 
     assert listener.heard == []
@@ -226,13 +226,13 @@ async def test_what_is_not_meant_for_an_end_comes_after_all_good_messages(ends: 
     listener = Listener(ours)
 
     theirs.send([Ready(), Verified(1, b"header")])
-    theirs.send([Hurry(b"log")])
+    theirs.send([MakeSooner(b"log")])
     with suppress(OSError):  # it may have been closed for what came before
         theirs.send([Ready()])
     await listener.until(listener.ended.is_set)
 
     assert listener.heard == [Ready(), Verified(1, b"header")]
-    assert "Hurry" in str(listener.error)
+    assert "MakeSooner" in str(listener.error)
 
 
 def test_memory_comes_with_its_message(ends: Ends) -> None:
@@ -281,6 +281,6 @@ def test_freed_spans_need_no_answer(ends: Ends) -> None:
     """They are told with whatever is sent, before it."""
     ours, theirs = ends
 
-    ours.send([Free(((0, 0), (0, 128))), Hurry(b"log")])
+    ours.send([Free(((0, 0), (0, 128))), MakeSooner(b"log")])
 
-    assert take(theirs, 2) == [Free(((0, 0), (0, 128))), Hurry(b"log")]
+    assert take(theirs, 2) == [Free(((0, 0), (0, 128))), MakeSooner(b"log")]

@@ -27,7 +27,7 @@ import yaml
 from chats import TEMPLATES, write_chat_folder
 from damaged.mutations import mutate, replaced
 from penstock.server.core.refs import ItemRef
-from penstock.server.index.file import SizeIndex
+from penstock.server.planning.index.index_file import SizeIndex
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.processors.chat import ChatProcessor
 from penstock.server.roles.processors.tokenize import TokenizeProcessor

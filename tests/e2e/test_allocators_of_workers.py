@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from harness import ENVIRONMENT, write_job_file
-from penstock.server.allocator import chosen
+from penstock.server.process.allocator import chosen
 
 ROLE = """
 import json, os, subprocess, sys
@@ -135,7 +135,7 @@ def test_a_command_that_measures_has_it_and_passes_nothing_on(tmp_path: Path) ->
     lib = shared_library(tmp_path)
     script = f"""
 import os, subprocess, sys
-from penstock.server.environment import FIXED, fix_this_process
+from penstock.server.process.environment import FIXED, fix_this_process
 
 fix_this_process(measures=sys.argv[1] == "yes")
 inside = {lib.name!r} in open("/proc/self/maps").read()

@@ -15,7 +15,7 @@ import pytest
 from harness import Server, StubReader, serving, write_job_file
 from invariants import Purity, check_conservation, eventually
 from penstock.client import Loader
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.client.bodies import buffers
 from penstock.client.bodies.buffers import BufferPool, Lease, size_class
-from penstock.wire.malloc import keep_memory
+from penstock.common.malloc import keep_memory
 
 
 def test_a_size_class_holds_its_size_and_wastes_at_most_a_quarter() -> None:

@@ -25,9 +25,9 @@ import pytest
 
 from penstock.client import Loader, cli
 from penstock.client.commands import layout, top
+from penstock.common.batch_text import batch_text
+from penstock.common.programs import COMMANDS
 from penstock.wire.errors import CheckpointExists
-from penstock.wire.programs import COMMANDS
-from penstock.wire.text import batch_text
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 from unit.relay import Relay
 from unit.served import ServedNode, wait_until

@@ -21,7 +21,7 @@ from invariants import Purity, eventually
 from penstock.client import Loader
 from penstock.client.run import opener
 from penstock.server.jobs.load import load
-from penstock.server.node.count import ensure_counted
+from penstock.server.node.workers.count import ensure_counted
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import InvalidJob, LogDiverged, WorkerCrashed
 from penstock.wire.order import Cut, Share

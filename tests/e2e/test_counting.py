@@ -14,12 +14,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from harness import children, write_job_file
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.jobs.load import load
-from penstock.server.node import counting
-from penstock.server.node.counting import count_processes
 from penstock.server.node.node import Node
-from penstock.server.node.observer import Observer
+from penstock.server.node.protocol.observer import Observer
+from penstock.server.node.supply import counting
+from penstock.server.node.supply.counting import count_processes
 from penstock.server.store import MemoryStore
 from penstock.wire.order import Cut, Share
 

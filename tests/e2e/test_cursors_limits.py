@@ -15,13 +15,13 @@ import pytest_asyncio
 from harness import write_job_file
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.jobs.load import load
-from penstock.server.rpc import cursors
-from penstock.server.rpc.cursors import Cursors, Listener
+from penstock.server.rpc import cursor_calls as cursors
+from penstock.server.rpc.cursor_calls import Cursors, Listener
 from penstock.server.rpc.opening import open_read
 from penstock.server.store import SqliteStore
-from penstock.server.store.records import BeginRequest, Begun, JobRecord, Moved
+from penstock.server.store.records import BeginAnswer, BeginRequest, JobRecord, Moved
 from penstock.wire import MAX_NAME, MAX_WORLD_SIZE, PROTOCOL
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.v1 import cursors_pb2 as pb
@@ -214,7 +214,7 @@ async def test_an_owner_is_cut_and_cleaned(store: SqliteStore, jobs: dict[str, J
     owners: list[str] = []
 
     class Owners(Listener):
-        def began(self, request: BeginRequest, begun: Begun) -> None:
+        def began(self, request: BeginRequest, begun: BeginAnswer) -> None:
             owners.append(request.owner)
 
         def moved(self, job: str, group: str, moved: Moved, how: str, owner: str) -> None:

@@ -25,7 +25,7 @@ from certificates import Authority
 from harness import ENVIRONMENT, Server, run_command, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader, Tls
-from penstock.server.access import hash_of
+from penstock.server.access.callers import hash_of
 from penstock.server.jobs.override import override
 from penstock.server.jobs.settings import ServerSettings
 from ports import free_port

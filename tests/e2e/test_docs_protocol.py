@@ -13,12 +13,12 @@ import pytest
 
 from harness import serving, write_job_file
 from penstock.server.jobs.load import load
-from penstock.server.local import LocalLoader
 from penstock.server.rpc.gathering import GATHER_S, GATHER_SHARE
 from penstock.server.rpc.read import WAITING_EVERY_S
 from penstock.server.rpc.service import OPTIONS
 from penstock.server.rpc.streams import WIDE_BUNDLE_BYTES
 from penstock.server.rpc.unsent import MUCH_BYTES
+from penstock.server.transports.local import LocalLoader
 from penstock.wire import (
     ALIGNMENT,
     CHUNK_BYTES,
@@ -35,7 +35,7 @@ from penstock.wire.frame import MAX_HEADER_BYTES
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.sent_errors import ERROR_METADATA_KEY
 from penstock.wire.v1 import cursors_pb2, feed_pb2
-from penstock.wire.values import MAX_DIMENSIONS, MAX_LIST_DEPTH, STORAGE
+from penstock.wire.value_types import MAX_DIMENSIONS, MAX_LIST_DEPTH, STORAGE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 

@@ -116,7 +116,7 @@ def test_what_the_page_quotes_is_what_is_said(sentence: str) -> None:
         re.sub(r'"\s*f?"', "", (root / file).read_text())
         for file in (
             "client/penstock/client/calls/tls_trouble.py",
-            "proto/penstock/wire/certificates.py",
+            "proto/penstock/common/certificates.py",
         )
     )
     words = re.split(r"FILE|NAMES|NAME|`, `", sentence)

@@ -14,11 +14,11 @@ from harness import run_command, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader
 from penstock.server.commands.show import computed_batches
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.line import LONG_REPLAY, Computed, Line
 from penstock.server.store.recorded import Recorded
-from penstock.server.store.schema import FORMAT
+from penstock.server.store.sqlite_schema import FORMAT
 from penstock.wire import frame
 from penstock.wire.v1 import feed_pb2
 

@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.server.commands.plan_windows import Apart
-from penstock.server.forecast.figures import Figures
-from penstock.server.forecast.planned_figures import figures_of_planned
-from penstock.server.index.block import ItemSizes
-from penstock.server.index.file import SourceBlocks, blocks_of, write_index
-from penstock.server.index.inputs import index_inputs
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.jobs.load import load
+from penstock.server.planning.index.block import ItemSizes
+from penstock.server.planning.index.index_file import SourceBlocks, blocks_of, write_index
+from penstock.server.planning.index.inputs import index_inputs
+from penstock.server.planning.report.figures import Figures
+from penstock.server.planning.report.planned_figures import figures_of_planned
 from penstock.wire.errors import BadBatch, BadItem
 
 JOBS = """

@@ -17,9 +17,9 @@ import yaml
 
 from crowd import took
 from harness import READ_DEADLINE_S, Server, serving, write_job_file
-from penstock.server.access import hash_of
+from penstock.server.access.callers import hash_of
+from penstock.server.rpc.event_log import LINES, MAX_LINES
 from penstock.server.rpc.gate import NEEDS
-from penstock.server.rpc.story import LINES, MAX_LINES
 from penstock.wire import MAX_REQUEST_BYTES, PROTOCOL
 from penstock.wire.v1 import cursors_pb2 as cursors
 from penstock.wire.v1 import feed_pb2 as feed

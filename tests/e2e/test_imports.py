@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from penstock.server.extra import IMPORTED_AT_START
+from penstock.server.process.extra import IMPORTED_AT_START
 from penstock.server.usercode.imports import load_attribute
 
 
@@ -102,8 +102,9 @@ def test_what_a_start_imports_of_the_extra_is_looked_for_before() -> None:
     modules |= {"yaml": "pyyaml", "grpc_health": "grpcio-health-checking"}
     modules |= {"grpc_reflection": "grpcio-reflection"}
     code = (
-        "import sys, penstock.server.app, penstock.server.commands.group, penstock.server.http\n"
-        "import penstock.server.local_node, penstock.server.node.worker_main\n"
+        "import sys, penstock.server.app, penstock.server.commands.group\n"
+        "import penstock.server.web.http\n"
+        "import penstock.server.transports.local_node, penstock.server.node.workers.worker_main\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
 
@@ -134,7 +135,7 @@ def test_importing_the_registry_needs_no_heavy_package() -> None:
 def test_the_wire_needs_neither_grpc_nor_torch() -> None:
     """Worker processes import it: it must not bring what is heavy or unsafe there."""
     script = (
-        "import sys, penstock.wire.frame, penstock.wire.order, penstock.wire.transport; "
+        "import sys, penstock.wire.frame, penstock.wire.order, penstock.wire.transports; "
         "print(sorted({'grpc', 'torch', 'ml_dtypes', 'PIL'} & set(sys.modules)))"
     )
 

@@ -19,11 +19,11 @@ from e2e.test_commands_on_a_terminal import on_a_terminal
 from forge import Forge
 from harness import ENVIRONMENT, children, kill_process, run_command, write_job_file
 from invariants import eventually
-from penstock.server.index.file import SizeIndex
-from penstock.server.indexing.blocks import Block, all_blocks
-from penstock.server.indexing.crew import Answer, Crew
-from penstock.server.indexing.measuring import Measuring
 from penstock.server.jobs.load import load
+from penstock.server.planning.index.index_file import SizeIndex
+from penstock.server.planning.make.dealt_blocks import BlockTask, all_blocks
+from penstock.server.planning.make.measuring import Measuring
+from penstock.server.planning.make.measuring_pool import Answer, MeasuringPool
 from penstock.wire.errors import SourceUnavailable
 
 ROLES = """
@@ -218,7 +218,7 @@ class Failing:
         self.calls, self.together = 0, together
         self.enough = asyncio.Event()
 
-    async def finished(self, block: Block, answer: Answer) -> None:
+    async def finished(self, block: BlockTask, answer: Answer) -> None:
         """Fail.
 
         Raises:
@@ -230,10 +230,10 @@ class Failing:
         await self.enough.wait()
         raise SourceUnavailable("the disk is full", item="x")
 
-    def progressed(self, block: Block, done: int) -> None:
+    def progressed(self, block: BlockTask, done: int) -> None:
         """Tell nobody."""
 
-    def died(self, block: Block, how: str) -> None:
+    def died(self, block: BlockTask, how: str) -> None:
         """No process dies."""
         pytest.fail(how)
 
@@ -242,7 +242,7 @@ async def test_blocks_that_cannot_be_kept_end_it_with_one_error(tmp_path: Path) 
     """Other processes had finished blocks, too: their errors are the same, and nobody's."""
     job = load(str(write_jobs(tmp_path))).jobs["both"]
     measuring = Measuring(job)
-    crew = Crew(job.name, job.definition, {0: measuring.inputs}, 2, 60.0)
+    crew = MeasuringPool(job.name, job.definition, {0: measuring.inputs}, 2, 60.0)
     unheard: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, told: unheard.append(told))
 
@@ -302,7 +302,7 @@ def test_a_job_that_code_builds_has_an_index_too(tmp_path: Path) -> None:
     """Its processes run the code again."""
     write_jobs(tmp_path)
     (tmp_path / "jobs.py").write_text(
-        "from penstock.server.job import Job\n"
+        "from penstock.server.job.job import Job\n"
         "from penstock.server.roles.batchers import BestFitPackingBatcher\n"
         "from penstock.server.sources import ItemsSource\n"
         "def jobs():\n"

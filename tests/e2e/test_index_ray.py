@@ -24,7 +24,7 @@ import ray  # noqa: F401  of the dev extra: without it these tests fail, and are
 from e2e.test_index_command import index, told, write_jobs
 from harness import ENVIRONMENT, kill_process, run_command
 from invariants import eventually
-from penstock.server.indexing import on_ray as on_ray_engine
+from penstock.server.planning.make import on_ray as on_ray_engine
 
 COMMANDS = """
 import contextlib, io, json, sys

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from harness import ENVIRONMENT
-from penstock.server.jobs.imports import IMPORTED
 from penstock.server.jobs.load import load
+from penstock.server.jobs.needed_imports import IMPORTED
 from penstock.server.jobs.registry import KINDS
 
 
@@ -34,7 +34,7 @@ def write(folder: Path, **roles: object) -> Path:
     [
         (
             {"source": {"type": "items", "items": [1]}},
-            ("penstock.server.sources.items",),
+            ("penstock.server.sources.item_list",),
         ),
         ({"source": {"type": "./mine.py:Mine"}}, ()),
         (

@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harness import ENVIRONMENT, Server, serving, write_job_file
 from penstock.client import Loader
+from penstock.common.metric_table import METRICS, help_of
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.metrics import METRICS, help_of
 
 WATCHED = ("wait_share", "tokens_per_s", "buffered_batches", "reconnects")
 

@@ -20,7 +20,7 @@ from harness import ENVIRONMENT, children, kill_process, run_command, write_job_
 from invariants import Purity, eventually
 from penstock.client import Loader
 from penstock.server.jobs.load import load
-from penstock.server.local import open_transport
+from penstock.server.transports.local import open_transport
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import (
     ForkedLoader,
@@ -386,7 +386,7 @@ def test_a_python_job_file_that_exits_is_an_error(folder: Path) -> None:
 
 NOTEBOOK = """
 import os, random, signal, sys, threading, time
-from penstock.server.local import open_transport
+from penstock.server.transports.local import open_transport
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import PenstockError
 from penstock.wire.v1 import feed_pb2

@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import sys
 import structlog
-from penstock.server.logs import configure
+from penstock.server.logs.handlers import configure
 
 configure(sys.argv[1], "info")
 
@@ -44,7 +44,7 @@ def test_tracebacks_show_no_locals(log_format: str) -> None:
 SAYS = """
 import logging, sys, threading, warnings
 import structlog
-from penstock.server.logs import configure
+from penstock.server.logs.handlers import configure
 
 configure(sys.argv[1], sys.argv[2])
 structlog.get_logger("penstock.node").info("of structlog", job="a")

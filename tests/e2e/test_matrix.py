@@ -25,7 +25,7 @@ from chats import CHATML, write_chat_folder
 from harness import ENVIRONMENT, serving, write_job_file
 from penstock.client import Loader
 from penstock.client.calls.grpc_transport import open_transport
-from penstock.server.environment import THREAD_VARIABLES
+from penstock.server.process.environment import THREAD_VARIABLES
 from penstock.server.roles.batchers import BUILTIN_BATCHERS
 from penstock.server.roles.collators import BUILTIN_COLLATORS
 from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS
@@ -33,7 +33,7 @@ from penstock.server.roles.processors import BUILTIN_PROCESSORS
 from penstock.server.sources import BUILTIN_SOURCES
 from penstock.wire import LENT_BYTES
 from penstock.wire.describe import batch_record
-from penstock.wire.transport import Transport
+from penstock.wire.transports import Transport
 
 COUNT = 6
 """Positions of each job that are compared: one step."""
@@ -400,7 +400,7 @@ def test_spawn_anywhere(file: Path, truth: Records) -> None:
 SHOW = """
 import sys
 from penstock.server.cli import run
-from penstock.server.environment import fix_this_process
+from penstock.server.process.environment import fix_this_process
 file, count, *jobs = sys.argv[1:]
 fix_this_process()  # as `penstockd show` does before anything else
 for job in jobs:

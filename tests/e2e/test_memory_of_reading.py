@@ -70,7 +70,7 @@ from pathlib import Path
 from penstock.server.roles import ProcessContext
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.processors import TokenizeProcessor
-from penstock.wire.malloc import keep_memory
+from penstock.common.malloc import keep_memory
 
 def held():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from harness import children, serving, write_job_file
 from penstock.client import Loader
-from penstock.server.commands.memory import NodeMemory, node_memory
+from penstock.server.commands.memory_formula import NodeMemory, node_memory
 from penstock.server.jobs.load import load
 from penstock.wire import PROTOCOL
 from penstock.wire.v1 import feed_pb2

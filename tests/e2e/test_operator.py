@@ -17,7 +17,7 @@ from harness import Rank, Server, call_command, run_command, serving, write_job_
 from invariants import eventually
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
-from penstock.server.scraped import SLOWEST_RANKS
+from penstock.server.metrics.scraped import SLOWEST_RANKS
 from penstock.server.store.database import BUSY_TIMEOUT_S
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import StoreUnavailable

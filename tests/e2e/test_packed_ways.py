@@ -14,7 +14,7 @@ from harness import ENVIRONMENT, serving, write_job_file
 from invariants import eventually
 from penstock.client import Limits, Loader
 from penstock.server.jobs.load import load
-from penstock.server.local import LocalLoader
+from penstock.server.transports.local import LocalLoader
 from penstock.wire import PROTOCOL
 from penstock.wire.describe import batch_record
 from penstock.wire.frame import decode_values, read_header

@@ -10,7 +10,7 @@ import pytest
 from harness import Server, serving, write_job_file
 from invariants import eventually
 from penstock.client import Limits, Loader
-from penstock.wire.prefetch import AHEAD_BYTES, fitting_ahead
+from penstock.common.prefetch import AHEAD_BYTES, fitting_ahead
 
 DATA = """
 import numpy

@@ -12,7 +12,7 @@ from harness import Server, StubReader, serving, write_job_file
 from invariants import Purity, check_bounds, check_conservation, check_steps
 from penstock.client import Loader
 from penstock.server.jobs.load import load
-from penstock.server.local import open_transport
+from penstock.server.transports.local import open_transport
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import BadFrame, InvalidRequest
 from penstock.wire.frame import Reply

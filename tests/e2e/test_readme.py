@@ -22,10 +22,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from penstock.client import cli as client_cli
 from penstock.client.loop.counters import LoaderCounters
+from penstock.common.programs import COMMANDS
 from penstock.server.commands.group import cli as server_cli
-from penstock.server.metrics import Metrics
+from penstock.server.metrics.node_metrics import Metrics
 from penstock.wire import errors
-from penstock.wire.programs import COMMANDS
 from ports import free_port
 
 HOME = Path(__file__).parents[2]

@@ -22,10 +22,10 @@ from certificates import Authority, Pair
 from harness import Server, run_command, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader, Tls
-from penstock.server.access import hash_of
+from penstock.server.access.callers import hash_of
 from penstock.server.app import check_exposed
 from penstock.server.jobs.load import load
-from penstock.server.status_page.routes import FILE, policy
+from penstock.server.web.routes import FILE, policy
 from penstock.wire.errors import InvalidJob, InvalidRequest
 
 needs_chromium = pytest.mark.skipif(

@@ -21,10 +21,10 @@ from contract.test_sources import CASES, Case, plain
 from harness import serving, write_job_file
 from indexes import Here, made
 from invariants import Purity, eventually
-from penstock.server.index.file import SizeIndex
-from penstock.server.indexing.making import Making, make
-from penstock.server.indexing.measuring import Measuring
-from penstock.server.job import Job
+from penstock.server.job.job import Job
+from penstock.server.planning.index.index_file import SizeIndex
+from penstock.server.planning.make.making import Making, make
+from penstock.server.planning.make.measuring import Measuring
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.sources import ItemsSource, JsonlSource, ParquetSource
 from penstock.wire.errors import InvalidJob, SourceChanged

@@ -32,9 +32,10 @@ from penstock.client.bodies.borrower_socket import NotLent
 from penstock.client.bodies.borrowing import LOOK_EVERY, Borrower, borrowed_bytes
 from penstock.client.bodies.buffers import BufferPool
 from penstock.client.bodies.lent_arenas import MAX_MAPPINGS
-from penstock.server.node.arena import ArenaWriter
-from penstock.server.node.room import GAVE_WAY
-from penstock.wire import LENT_BYTES, memory
+from penstock.server.node.demand.room import GAVE_WAY
+from penstock.server.node.workers.arena import ArenaWriter
+from penstock.wire import LENT_BYTES
+from penstock.wire import memory_socket as memory
 from penstock.wire.errors import BadFrame
 from penstock.wire.v1 import feed_pb2
 
@@ -404,7 +405,7 @@ def test_a_process_without_files_is_sent_its_batches(runtime: Path) -> None:
         sock, _ = listening.accept()
         theirs.append(sock)
         sock.send(memory.pack(memory.Hello(b"t" * memory.TOKEN_BYTES)))
-        socket.send_fds(sock, [memory.pack(memory.Arena(1, 1 << 20))], [arena.fd])
+        socket.send_fds(sock, [memory.pack(memory.ArenaSent(1, 1 << 20))], [arena.fd])
 
     serving = threading.Thread(target=serve)
     serving.start()
@@ -429,7 +430,7 @@ def test_what_is_no_memory_of_a_node_is_refused(runtime: Path, what: str) -> Non
     """Whoever listens there may hand over anything; no descriptor of it stays open."""
     path = str(runtime / "node.sock.memory")
     arena = ArenaWriter(0, 1 << 20)
-    packet = memory.pack(memory.Arena(1, 1 << 20))
+    packet = memory.pack(memory.ArenaSent(1, 1 << 20))
     held = os.listdir("/proc/self/fd")
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening,
@@ -477,7 +478,7 @@ def test_an_arena_that_the_node_gave_up_is_given_up_here(runtime: Path) -> None:
             sock, _ = listening.accept()
             with sock:
                 sock.send(memory.pack(memory.Hello(b"t" * memory.TOKEN_BYTES)))
-                socket.send_fds(sock, [memory.pack(memory.Arena(1, 1 << 20))], [arena.fd])
+                socket.send_fds(sock, [memory.pack(memory.ArenaSent(1, 1 << 20))], [arena.fd])
                 sock.recv(memory.MAX_PACKET_BYTES)  # the loan comes back
                 sock.send(memory.pack(memory.Gone(1)))
                 told.set()
@@ -568,7 +569,7 @@ def test_a_device_that_fails_keeps_no_loan(runtime: Path) -> None:
         def serve() -> None:
             with listening.accept()[0] as sock:
                 sock.send(memory.pack(memory.Hello(b"t" * memory.TOKEN_BYTES)))
-                socket.send_fds(sock, [memory.pack(memory.Arena(1, 1 << 20))], [arena.fd])
+                socket.send_fds(sock, [memory.pack(memory.ArenaSent(1, 1 << 20))], [arena.fd])
                 returned.append(sock.recv(memory.MAX_PACKET_BYTES))
 
         serving = threading.Thread(target=serve)

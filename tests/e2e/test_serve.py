@@ -33,9 +33,9 @@ from harness import (
     write_job_file,
 )
 from invariants import Purity, eventually
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.jobs.load import load
-from penstock.server.node.ahead import AHEAD_PER_WORKER, CHEAP_AHEAD
+from penstock.server.node.demand.made_ahead import AHEAD_PER_WORKER, CHEAP_AHEAD
 from penstock.server.store import SqliteStore
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import (

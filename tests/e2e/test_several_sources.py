@@ -16,7 +16,7 @@ from penstock.client.cli import main as penstock
 from penstock.server.cli import run
 from penstock.server.jobs.load import load
 from penstock.wire.errors import InvalidJob
-from penstock.wire.refs import row_index
+from penstock.wire.item_numbers import row_index
 
 LINES = (Path(__file__).parent.parent / "resume" / "lines.py").read_text()
 

@@ -12,7 +12,7 @@ SLOW_TO_LOAD = """
 import sys
 import time
 
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.sources import ItemsSource
 
 if sys.argv[0].endswith("worker_main.py"):

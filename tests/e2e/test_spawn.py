@@ -15,8 +15,8 @@ import pytest
 from harness import ENVIRONMENT, kill_process, serving, write_job_file
 from invariants import Purity, eventually
 from penstock.client import Loader
-from penstock.server import spawn
 from penstock.server.jobs.load import load
+from penstock.server.transports import spawn
 from penstock.wire.errors import InvalidRequest
 
 JOB: dict[str, Any] = {

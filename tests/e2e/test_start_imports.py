@@ -70,7 +70,7 @@ def test_a_node_imports_what_every_node_needs(tmp_path: Path, metrics: str) -> N
 
 def test_a_worker_imports_what_every_job_needs() -> None:
     """What reads a job's definition is imported by the zygote alone."""
-    program = "import sys, penstock.server.node.worker_main; print(*sys.modules)"
+    program = "import sys, penstock.server.node.workers.worker_main; print(*sys.modules)"
 
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -82,7 +82,7 @@ def test_a_worker_imports_what_every_job_needs() -> None:
     )
 
     modules = done.stdout.split()
-    assert "penstock.server.node.worker" in modules
+    assert "penstock.server.node.workers.worker" in modules
     of_the_node = ("asyncio", "grpc", "prometheus_client", "pydantic", "sqlite3", "structlog")
     assert of_packages(modules, (*ROLES, *DETAILS, *of_the_node, "yaml")) == set()
     assert sources(modules) == set()

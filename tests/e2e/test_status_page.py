@@ -18,7 +18,7 @@ from browser import CHROMIUM, browsing
 from harness import Server, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader
-from penstock.server.scraped import SLOWEST_RANKS
+from penstock.server.metrics.scraped import SLOWEST_RANKS
 
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="NOT RUN: chromium is not installed (Debian: apt install chromium)"

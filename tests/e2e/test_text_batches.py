@@ -12,7 +12,7 @@ def test_batches_of_long_strings_arrive_whole(tmp_path: Path) -> None:
     """Several of 3 MB wait at once, and none of them shares a message that would be too large."""
     target = tmp_path / "jobs.py"
     target.write_text(
-        "from penstock.server.job import Job\n"
+        "from penstock.server.job.job import Job\n"
         "from penstock.server.sources import ItemsSource\n"
         "items = [{'text': letter * 3_000_000} for letter in 'abcd']\n"
         "jobs = {'text': Job(ItemsSource(items), batch_size=1, lanes=4)}\n"

@@ -26,11 +26,11 @@ from invariants import eventually
 from penstock.client import Loader, Tls
 from penstock.client.calls.grpc_transport import open_transport
 from penstock.client.calls.node_address import address_of
+from penstock.common.certificates import MAX_FILE_BYTES, validity
+from penstock.server.access.tls import NodeTls
 from penstock.server.app import check_exposed
 from penstock.server.jobs.load import load
 from penstock.server.jobs.settings import TlsSettings
-from penstock.server.tls import NodeTls
-from penstock.wire.certificates import MAX_FILE_BYTES, validity
 from penstock.wire.errors import InvalidJob, InvalidRequest, TlsFailed, Unreachable
 
 JOBS: dict[str, Any] = {

@@ -26,10 +26,10 @@ from harness import READ_DEADLINE_S, Server, as_penstock, call_command, serving
 from harness import write_job_file as write
 from invariants import eventually
 from penstock.client import Loader, Tls
-from penstock.server.access import Access, hash_of
+from penstock.server.access.caller import Caller
+from penstock.server.access.callers import Access, hash_of
 from penstock.server.app import check_exposed
 from penstock.server.jobs.load import load
-from penstock.server.rpc.caller import Caller
 from penstock.server.rpc.status import seen_by
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import Forbidden, InvalidJob, InvalidRequest, Unauthenticated

@@ -22,7 +22,7 @@ from penstock.client.reading.route import FeedNode
 from penstock.client.reading.route_set import Prefetch
 from penstock.client.session.session import Session
 from penstock.wire.order import Share
-from penstock.wire.transport import ReadCall, Transport
+from penstock.wire.transports import ReadCall, Transport
 from penstock.wire.v1 import feed_pb2
 
 LANES = 5

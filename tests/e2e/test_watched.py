@@ -32,9 +32,9 @@ from certificates import Authority
 from harness import Server, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader
-from penstock.server.access import hash_of
+from penstock.common.metric_table import BOARDS
+from penstock.server.access.callers import hash_of
 from penstock.wire.errors import LogDiverged, PenstockError, StaleGeneration
-from penstock.wire.metrics import BOARDS
 from ports import free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

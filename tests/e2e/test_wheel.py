@@ -226,7 +226,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     code = {name for name in names if not name.startswith("penstock-")}
 
-    for half in ("wire", "server", "client"):
+    for half in ("wire", "common", "server", "client"):
         assert f"penstock/{half}/py.typed" in names
     assert "penstock/wire/v1/feed.proto" in names
     assert "penstock/wire/v1/feed_pb2.pyi" in names

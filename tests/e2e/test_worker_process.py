@@ -17,15 +17,15 @@ import pytest
 from msgspec import msgpack as pack
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.node.channel import FROM_WORKER, encode
-from penstock.server.node.memory import sealed_memory
-from penstock.server.node.messages import FromWorker, Ready
 from penstock.server.node.node import Node
-from penstock.server.node.page import PAGE_BYTES, Page
-from penstock.server.node.port import SocketPort
-from penstock.server.node.process import WorkerProcess
-from penstock.server.node.program import Started
-from penstock.server.node.start import start
+from penstock.server.node.protocol.channel import FROM_WORKER, encode
+from penstock.server.node.protocol.message_port import SocketPort
+from penstock.server.node.protocol.messages import FromWorker, Ready
+from penstock.server.node.supply.program import Started
+from penstock.server.node.supply.worker_process import WorkerProcess
+from penstock.server.processes.page import PAGE_BYTES, Page
+from penstock.server.processes.shared_memory import sealed_memory
+from penstock.server.processes.start import start
 from penstock.server.store import SqliteStore
 
 
@@ -108,7 +108,7 @@ async def test_a_start_that_fails_leaks_nothing(monkeypatch: pytest.MonkeyPatch)
 
 def test_ctrl_c_does_not_end_a_process_that_still_starts(capfd: pytest.CaptureFixture[str]) -> None:
     """It reaches the whole terminal, and only the node says that it stops."""
-    process, _page, ours = start("penstock.server.node.worker_main")
+    process, _page, ours = start("penstock.server.node.workers.worker_main")
 
     os.kill(process.pid, signal.SIGINT)
     ours.close()

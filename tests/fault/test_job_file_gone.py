@@ -16,7 +16,7 @@ from penstock.server.store import SqliteStore
 pytestmark = pytest.mark.fault
 
 CODE = """
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.sources import ItemsSource
 
 

@@ -20,30 +20,36 @@ import yaml
 
 from certificates import Authority
 from indexes import one_each, samples_of, written
-from penstock.server.access import Access, hash_of
-from penstock.server.index.block import decode_block, encode_block
-from penstock.server.index.file import SizeIndex
+from penstock.common.certificates import validity, validity_of_der
+from penstock.server.access.callers import Access, hash_of
+from penstock.server.access.tls import NodeTls
 from penstock.server.jobs.load import load
 from penstock.server.jobs.settings import TlsSettings
-from penstock.server.metrics import Metrics
-from penstock.server.node.channel import FROM_SERVER, FROM_WORKER, Decoder, Kinds, encode
-from penstock.server.node.messages import (
+from penstock.server.metrics.node_metrics import Metrics
+from penstock.server.node.protocol.channel import (
+    FROM_SERVER,
+    FROM_WORKER,
+    Kinds,
+    MessageDecoder,
+    encode,
+)
+from penstock.server.node.protocol.messages import (
     Body,
     Done,
     Free,
-    Hurry,
     Learn,
     Make,
+    MakeSooner,
     OpenLine,
     Planned,
     Produce,
     Snapshot,
     TicketFailed,
 )
+from penstock.server.planning.index.block import decode_block, encode_block
+from penstock.server.planning.index.index_file import SizeIndex
 from penstock.server.rpc.gate import Gate, certificate_names
-from penstock.server.tls import NodeTls
 from penstock.wire import frame
-from penstock.wire.certificates import validity, validity_of_der
 from penstock.wire.describe import batch_record, describe_values
 from penstock.wire.errors import PenstockError, StaleGeneration
 from penstock.wire.parse import parse
@@ -217,7 +223,7 @@ def _bearer_seeds() -> Iterator[bytes]:
 def _decoder(kinds: Kinds) -> Callable[[bytes], None]:
     def run(data: bytes) -> None:
         """Whole, and in two pieces: both say the same."""
-        whole, cut = Decoder(kinds), Decoder(kinds)
+        whole, cut = MessageDecoder(kinds), MessageDecoder(kinds)
         found = whole.feed(data)
         at = data[0] % len(data) if data else 0
         pieces = cut.feed(data[:at]) + cut.feed(data[at:])
@@ -230,7 +236,7 @@ def _decoder(kinds: Kinds) -> Callable[[bytes], None]:
 def _from_server() -> Iterator[bytes]:
     log = b"l" * 32
     yield encode([OpenLine(1, log, 0, b"snapshot"), Free(((0, 64), (1, 128)))])[0]
-    yield encode([Produce(7, log, 1, 9, False, 1, False), Hurry(log)])[0]
+    yield encode([Produce(7, log, 1, 9, False, 1, False), MakeSooner(log)])[0]
     yield encode([Make(8, log, 1, 9, True, False, b"plan"), Learn(log, ())])[0] + encode([])[0]
 
 

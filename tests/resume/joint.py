@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.server.joint_job import JointJob, RoleSet
+from penstock.server.job.joint_job import JointJob, RoleSet
 from penstock.server.roles import (
     BestFitPackingBatcher,
     MapDistributor,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penstock.server.job import Job
-from penstock.server.planned.plan import Plan
+from penstock.server.job.job import Job
+from penstock.server.planning.log.job_plan import Plan
 from penstock.server.roles import (
     BestFitDecreasingPackingBatcher,
     BestFitPackingBatcher,

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.roles import (
     BalancedPackingBatcher,
     BestFitDecreasingPackingBatcher,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.line import Line
 from penstock.server.roles import DataDistributor, LaneDraws, PackedCollator
 from penstock.server.sources import ItemsSource

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.server.pipeline.line import Line
 from penstock.server.testing import check_job
-from penstock.server.testing.job import step
+from penstock.server.testing.job_contract import step
 from resume.plans import LENGTHS, every_plan, make_job
 
 OFFSETS = 41

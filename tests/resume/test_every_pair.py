@@ -17,7 +17,7 @@ import pytest
 from penstock.server.jobs.load import load
 from penstock.server.jobs.registry import FUNCTIONS, KINDS
 from penstock.server.pipeline.line import Line
-from penstock.server.testing.job import Step, step
+from penstock.server.testing.job_contract import LaneStep, step
 from penstock.wire.errors import PastEnd, PenstockError
 from penstock.wire.v1 import feed_pb2
 from resume.matrix import FACTORS, TEXTS, Combination, every_pair, jobs, pairs, product, why_not
@@ -45,9 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def steps(line: Line, count: int) -> list[Step]:
+def steps(line: Line, count: int) -> list[LaneStep]:
     """Return the next batches of a line, with the snapshot before each; fewer where it ends."""
-    found: list[Step] = []
+    found: list[LaneStep] = []
     while len(found) < count:
         try:
             found.append(step(line))
@@ -56,7 +56,7 @@ def steps(line: Line, count: int) -> list[Step]:
     return found
 
 
-def crosses(truth: list[Step]) -> bool:
+def crosses(truth: list[LaneStep]) -> bool:
     """Tell whether batches hold samples of more than the first epoch."""
     headers = (feed_pb2.BatchHeader.FromString(each.header) for each in truth)
     return any(sample.epoch for header in headers for sample in header.samples)

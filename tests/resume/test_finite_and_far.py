@@ -6,14 +6,14 @@ import itertools
 
 import pytest
 
-from penstock.server.job import Job
-from penstock.server.local import LocalLoader
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line, compute
 from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles import MapDistributor, SimpleBatcher
 from penstock.server.roles.collators import DefaultBatchCollator
 from penstock.server.sources import ItemsSource
+from penstock.server.transports.local import LocalLoader
 from penstock.wire.errors import PastEnd, PositionFar
 from resume.plans import make_job
 

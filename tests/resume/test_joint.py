@@ -11,15 +11,14 @@ import pytest
 
 from invariants import check_conservation
 from penstock.server.core.refs import BatchPlan
-from penstock.server.job import Job
-from penstock.server.joint_job import JointJob
-from penstock.server.local import LocalLoader
-from penstock.server.node.count import ensure_counted, lanes_of_part
+from penstock.server.job.job import Job
+from penstock.server.job.joint_job import JointJob
+from penstock.server.job.role_set import RoleSet, deal_lanes, joint_specs
+from penstock.server.node.workers.count import ensure_counted, lanes_of_part
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Maker
-from penstock.server.role_set import RoleSet, deal_lanes, joint_specs
 from penstock.server.roles import (
     PackedCollator,
     PaddedCollator,
@@ -29,6 +28,7 @@ from penstock.server.roles import (
 )
 from penstock.server.sources import ItemsSource
 from penstock.server.testing import check_job
+from penstock.server.transports.local import LocalLoader
 from penstock.wire import frame
 from penstock.wire.errors import BadSnapshot, InvalidJob
 from resume.joint import counted, endless, packed_set, padded_set

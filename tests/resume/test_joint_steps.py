@@ -10,15 +10,15 @@ import pytest
 
 from invariants import check_conservation
 from penstock.server.core.refs import BatchPlan
-from penstock.server.job import Job
-from penstock.server.joint_job import JointJob, RoleSet
-from penstock.server.node.count import ensure_counted
+from penstock.server.job.job import Job
+from penstock.server.job.joint_job import JointJob, RoleSet
+from penstock.server.node.workers.count import ensure_counted
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.joint_planner import JointPlanner
+from penstock.server.pipeline.known_verdicts import VerdictBook
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Maker
-from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.roles import (
     BatchCollator,
     IterableDistributor,

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.server.core.refs import BatchPlan
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Maker
-from penstock.server.pipeline.writing import Made
+from penstock.server.pipeline.writing import MadeBatch
 from penstock.server.roles import PackedCollator, ProcessContext, Sample
 from penstock.server.testing import check_job
 from penstock.wire import frame
@@ -27,12 +27,12 @@ from resume.larger import BATCHERS, ITEMS, ROW, Estimating, Item, Wavering, make
 BATCHES = 41
 
 
-def written(made: Made) -> tuple[bytes, bytes]:
+def written(made: MadeBatch) -> tuple[bytes, bytes]:
     body = bytearray(made.nbytes)
     return made.write(memoryview(body)), bytes(body)
 
 
-def all_made(job: Job, lane: int) -> Iterator[Made]:
+def all_made(job: Job, lane: int) -> Iterator[MadeBatch]:
     """Yield the batches of a finite lane."""
     line = Line(job, lane)
     while True:

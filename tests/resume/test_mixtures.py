@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from penstock.server.job import Job
-from penstock.server.node.count import ensure_counted
+from penstock.server.job.job import Job
+from penstock.server.node.workers.count import ensure_counted
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.sample_planner import SamplePlanner

@@ -11,16 +11,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from penstock.server.job import Job
-from penstock.server.joint_job import JointJob
-from penstock.server.local import LocalLoader
-from penstock.server.node.count import ensure_counted
+from penstock.server.job.job import Job
+from penstock.server.job.joint_job import JointJob
+from penstock.server.job.role_set import RoleSet
+from penstock.server.node.workers.count import ensure_counted
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line, compute
 from penstock.server.pipeline.planner import open_planner
-from penstock.server.planned.plan import Plan
-from penstock.server.role_set import RoleSet
+from penstock.server.planning.log.job_plan import Plan
 from penstock.server.roles import (
     MapDistributor,
     PackedCollator,
@@ -36,7 +35,8 @@ from penstock.server.roles.batchers import (
 )
 from penstock.server.sources import ItemsSource
 from penstock.server.testing import check_job
-from penstock.server.testing.job import Step, step
+from penstock.server.testing.job_contract import LaneStep, step
+from penstock.server.transports.local import LocalLoader
 from penstock.wire import frame
 from penstock.wire.errors import BadItem, BadSnapshot, PastEnd
 from penstock.wire.order import Cut
@@ -245,7 +245,7 @@ class Breaking(SizedProcessor):
         return super().process(raw, context)
 
 
-def all_steps(job: Job) -> dict[tuple[int, int], Step]:
+def all_steps(job: Job) -> dict[tuple[int, int], LaneStep]:
     """Return every batch of a finite job by lane and offset."""
     found = {}
     for lane in range(job.lanes):

@@ -13,18 +13,14 @@ import pytest
 
 from invariants import check_conservation
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.line import Line
-from penstock.server.roles import (
-    IterableDistributor,
-    PackedCollator,
-    PaddedCollator,
-)
-from penstock.server.roles.stream import FIRST, Mark, ShardRows
+from penstock.server.roles import IterableDistributor, PackedCollator, PaddedCollator
+from penstock.server.roles.stream_rows import FIRST, Mark, ShardRows
 from penstock.server.sources import ItemsSource
 from penstock.server.testing import check_stream
 from penstock.wire.errors import BadBatch, InvalidJob, LaneStarved, SourceUnavailable
-from penstock.wire.refs import number_text, parse_number, row_index, shard_row
+from penstock.wire.item_numbers import number_text, parse_number, row_index, shard_row
 from resume.lines import Lines
 from resume.plans import BATCHERS, LENGTHS, PROCESSORS, raw_items
 from resume.test_every_offset import step

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.server.core.refs import BatchPlan
-from penstock.server.job import Job
-from penstock.server.node.count import ensure_counted
+from penstock.server.job.job import Job
+from penstock.server.node.workers.count import ensure_counted
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.line import Line
@@ -19,7 +19,7 @@ from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles import BestFitPackingBatcher, IterableDistributor, PackedCollator
 from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.sources import ItemsSource
-from penstock.server.testing.job import step
+from penstock.server.testing.job_contract import step
 from penstock.wire.errors import PastEnd
 from penstock.wire.order import Cut
 from resume.lines import Lines

@@ -12,14 +12,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
-from penstock.server.node.crew import Hear, Lose
-from penstock.server.node.messages import FromServer, Judge, Judged, Ready
+from penstock.server.job.job import Job
 from penstock.server.node.node import Node
-from penstock.server.node.page import PAGE_BYTES, Page
-from penstock.server.node.process import WorkerProcess
-from penstock.server.node.program import Started
-from penstock.server.node.worker import Worker
+from penstock.server.node.protocol.messages import (
+    FromServer,
+    ItemQuarantined,
+    QuarantineItem,
+    Ready,
+)
+from penstock.server.node.supply.program import Started
+from penstock.server.node.supply.worker_pool import Hear, Lose
+from penstock.server.node.supply.worker_process import WorkerProcess
+from penstock.server.node.workers.worker import Worker
+from penstock.server.processes.page import PAGE_BYTES, Page
 from penstock.server.store import Store
 from unit.memory_port import MemoryPort, memory_ports
 
@@ -29,10 +34,10 @@ class Agreeing(MemoryPort):
 
     def send(self, messages: Sequence[Any]) -> None:
         """Send messages, and answer those about verdicts."""
-        judges = [one for one in messages if isinstance(one, Judge)]
-        super().send([one for one in messages if not isinstance(one, Judge)])
+        judges = [one for one in messages if isinstance(one, QuarantineItem)]
+        super().send([one for one in messages if not isinstance(one, QuarantineItem)])
         for judge in judges:
-            self.peer.send([Judged(judge.verdict)])
+            self.peer.send([ItemQuarantined(judge.verdict)])
 
 
 class _Ended:

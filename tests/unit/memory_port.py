@@ -12,8 +12,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.server.node.channel import FROM_SERVER, FROM_WORKER, Decoder, Kinds, encode
-from penstock.server.node.memory import Descriptor
+from penstock.server.node.protocol.channel import (
+    FROM_SERVER,
+    FROM_WORKER,
+    Kinds,
+    MessageDecoder,
+    encode,
+)
+from penstock.server.processes.shared_memory import Descriptor
 
 WAIT_S = 60.0
 """How long a test waits at most for what never comes."""
@@ -30,7 +36,7 @@ class MemoryPort:
     peer: MemoryPort
 
     def __init__(self, kinds: Kinds, changed: threading.Condition) -> None:
-        self._decoder, self._changed = Decoder(kinds), changed
+        self._decoder, self._changed = MessageDecoder(kinds), changed
         self._arrived: deque[tuple[bytes, list[Descriptor]]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: Callable[[], None] = lambda: None

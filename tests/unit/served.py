@@ -17,17 +17,22 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from structlog.testing import capture_logs
 
-from penstock.server.job import Job
-from penstock.server.metrics import Metrics
-from penstock.server.node.crew import Hear, Lose
-from penstock.server.node.link import ServerGone
-from penstock.server.roles import BatchCollator, IndexedSource, MapDistributor, RawItemProcessor
+from penstock.server.job.job import Job
+from penstock.server.metrics.node_metrics import Metrics
+from penstock.server.node.supply.worker_pool import Hear, Lose
+from penstock.server.node.workers.link import ServerGone
+from penstock.server.roles import (
+    BatchCollator,
+    IndexedSource,
+    MapDistributor,
+    RawItemProcessor,
+)
 from penstock.server.roles.base import KeySpec, Sample
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.rpc.service import Service
 from penstock.server.store import Memory, MemoryStore
 from penstock.server.store.records import GroupRecord
-from penstock.wire.packed import Derived, Rows
+from penstock.wire.packed_rows import Derived, PackedRows
 from penstock.wire.v1 import feed_pb2
 from unit.inline_workers import InlineNode, InlineWorker
 
@@ -172,7 +177,7 @@ class Values(BatchCollator):
         if self.packed:
             ids = values["input_ids"].astype(np.int32)
             seams = np.array([0, ids.size], np.int32)
-            lying = Rows(ids, seams, np.array([ids.size], np.int32))
+            lying = PackedRows(ids, seams, np.array([ids.size], np.int32))
             values["input_ids"] = Derived(lying, feed_pb2.RULE_IDS, "int64", ids.shape)
         return values
 

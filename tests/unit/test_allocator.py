@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server import allocator
-from penstock.server.allocator import Allocator, chosen, prefer, preloaded, withdraw
+from penstock.server.process import allocator
+from penstock.server.process.allocator import Allocator, chosen, prefer, preloaded, withdraw
 from penstock.wire.errors import InvalidRequest
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.node.arena import ARENA_BYTES, Arenas, ArenaWriter
-from penstock.server.node.memory import sealed_memory
-from penstock.server.node.spans import ArenaReader
+from penstock.server.node.demand.batch_spans import ArenaReader
+from penstock.server.node.workers.arena import ARENA_BYTES, Arenas, ArenaWriter
+from penstock.server.processes.shared_memory import sealed_memory
 from penstock.wire import ALIGNMENT
 
 SIZE = 64 * ALIGNMENT

@@ -5,8 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from penstock.server.node.arena import ARENA_BYTES, IDLE_BYTES, IDLE_TAKES, Arenas, ArenaWriter
-from penstock.server.node.spans import ArenaReader
+from penstock.server.node.demand.batch_spans import ArenaReader
+from penstock.server.node.workers.arena import (
+    ARENA_BYTES,
+    IDLE_BYTES,
+    IDLE_TAKES,
+    Arenas,
+    ArenaWriter,
+)
 
 
 class _Both:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.wire.metrics import BOARDS, JOB, METRICS, help_of
+from penstock.common.metric_table import BOARDS, JOB, METRICS, help_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "grafana"

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.server.job import Job
-from penstock.server.node.books import Log
-from penstock.server.node.candidates import candidates
-from penstock.server.node.entry import Entry, State
-from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
-from penstock.server.node.lanes import KEPT_PLANS
-from penstock.server.node.memory import sealed_memory
-from penstock.server.node.peers import MAX_PENDING
-from penstock.server.node.reader import Reader
-from penstock.server.node.room import has_stalled, is_owed, lacks, spare
-from penstock.server.node.spans import ArenaReader, Span
+from penstock.server.job.job import Job
+from penstock.server.node.demand.batch_spans import ArenaReader, BodySpan
+from penstock.server.node.demand.cached import KEPT_BATCHES, KEPT_SHARE
+from penstock.server.node.demand.candidates import candidates
+from penstock.server.node.demand.lane_state import KEPT_PLANS
+from penstock.server.node.demand.ledger import Log
+from penstock.server.node.demand.peers import MAX_PENDING
+from penstock.server.node.demand.room import has_stalled, is_owed, lacks, spare
+from penstock.server.node.demand.stream_demand import StreamDemand
+from penstock.server.node.demand.wanted import BatchState, WantedBatch
+from penstock.server.processes.shared_memory import sealed_memory
 from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadItem, LogDiverged
@@ -38,14 +38,16 @@ def make_counted_job() -> Job:
     return Job(ItemsSource(list(range(30))), processor=processor, batch_size=1, lanes=2, epochs=1)
 
 
-def whole(log: Log, horizon: int, start: int = 0, lanes: frozenset[int] | None = None) -> Reader:
+def whole(
+    log: Log, horizon: int, start: int = 0, lanes: frozenset[int] | None = None
+) -> StreamDemand:
     """Return a reader of every position."""
-    reader = Reader(log, Share(1, 0, 1), None, start, lanes, lambda: None)
+    reader = StreamDemand(log, Share(1, 0, 1), None, start, lanes, lambda: None)
     reader.extend(horizon)
     return reader
 
 
-def best(log: Log) -> Entry | None:
+def best(log: Log) -> WantedBatch | None:
     """Return the most urgent entry that may be made, as a node picks it."""
     for one in sorted(candidates(log), key=lambda one: one.rank):
         if is_owed(one.entry) or lacks(log, one.entry, log.busy_bytes) <= 0:
@@ -53,15 +55,17 @@ def best(log: Log) -> Entry | None:
     return None
 
 
-def span_of(nbytes: int, give_back: Callable[[], None]) -> Span:
+def span_of(nbytes: int, give_back: Callable[[], None]) -> BodySpan:
     """Return a body of zeros."""
-    return Span(ARENA, 0, memoryview(bytes(nbytes)), give_back)
+    return BodySpan(ARENA, 0, memoryview(bytes(nbytes)), give_back)
 
 
-def finish(log: Log, entry: Entry, nbytes: int = SIZE, header: bytes = b"") -> list[Entry]:
+def finish(
+    log: Log, entry: WantedBatch, nbytes: int = SIZE, header: bytes = b""
+) -> list[WantedBatch]:
     """Make an entry; return a list that holds it once its bytes were let go."""
-    let_go: list[Entry] = []
-    if entry.state is State.WANTED:
+    let_go: list[WantedBatch] = []
+    if entry.state is BatchState.WANTED:
         log.started(entry)
     log.ready(entry, header, nbytes, nbytes, span_of(nbytes, lambda: let_go.append(entry)))
     return let_go
@@ -84,7 +88,7 @@ def test_a_few_batches_are_made_beyond_the_horizon_and_not_sent() -> None:
     """They are sent at once when the horizon has passed them; what failed there is tried again."""
     woken: list[int] = []
     log = Log(make_job(), bound_bytes=10**9, ahead=3)
-    reader = Reader(log, Share(1, 0, 1), None, 0, None, lambda: woken.append(1))
+    reader = StreamDemand(log, Share(1, 0, 1), None, 0, None, lambda: woken.append(1))
     reader.extend(2)
     assert {key.position for key in log.entries} == {0, 1}, "its size is not known yet"
     finish(log, next(candidates(log)).entry)
@@ -105,9 +109,9 @@ def test_a_few_batches_are_made_beyond_the_horizon_and_not_sent() -> None:
     assert [reader.take(), reader.take(), reader.take()] == [made[2], made[3], None]
     assert reader.owed is not made[4]
     assert reader.owed is not None
-    assert reader.owed.state is State.WANTED
+    assert reader.owed.state is BatchState.WANTED
     reader.close()
-    assert not any(entry.state is State.WANTED for entry in log.entries.values())
+    assert not any(entry.state is BatchState.WANTED for entry in log.entries.values())
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,7 @@ def test_more_is_made_ahead_where_batches_are_small(
     """
     log = Log(make_job(), bound_bytes=10**9, ahead=3, ahead_bytes=ahead_bytes)
     log.ticket_s = ticket_s
-    reader = Reader(log, Share(1, 0, 1), None, 0, None, lambda: None)
+    reader = StreamDemand(log, Share(1, 0, 1), None, 0, None, lambda: None)
     reader.extend(1)
     finish(log, next(candidates(log)).entry)
     reader.extend(2)
@@ -184,7 +188,7 @@ def test_what_is_kept_for_a_wide_horizon_gives_way_to_what_is_owed() -> None:
     log.push_out(made[2])
     assert [entry.key.position for _, entry, _ in spare(missing, [log])] == [1]
     assert wide.pending[2] is not made[2]
-    assert wide.pending[2].state is State.WANTED
+    assert wide.pending[2].state is BatchState.WANTED
     assert log.ready_bytes == 4 * SIZE
     assert sending is made[6]
     finish(log, wide.pending[2])
@@ -308,7 +312,7 @@ def test_what_is_kept_is_bounded(bound: int) -> None:
     """By number and by a share of the byte bound; the oldest goes first."""
     log = Log(make_job(), bound_bytes=bound)
     reader = whole(log, 300)
-    let_go: list[list[Entry]] = []
+    let_go: list[list[WantedBatch]] = []
     for _ in range(300):
         entry = best(log)
         assert entry is not None
@@ -379,7 +383,7 @@ def test_a_failure_is_told_in_order_and_may_be_tried_again() -> None:
     again = whole(log, 4)
 
     assert again.pending[1] is not entries[1]
-    assert again.pending[1].state is State.WANTED
+    assert again.pending[1].state is BatchState.WANTED
 
 
 def test_a_stopped_lane_fails_all_that_waits_and_whoever_comes() -> None:
@@ -393,12 +397,15 @@ def test_a_stopped_lane_fails_all_that_waits_and_whoever_comes() -> None:
     let_go = finish(log, making)
     late = whole(log, 6)
 
-    assert [entry.state for entry in reader.pending.values()] == [State.WANTED, State.FAILED] * 3
+    assert [entry.state for entry in reader.pending.values()] == [
+        BatchState.WANTED,
+        BatchState.FAILED,
+    ] * 3
     assert let_go == [making]
     assert (log.making, log.ready_bytes) == (0, 0)
-    assert late.pending[1].state is State.FAILED
+    assert late.pending[1].state is BatchState.FAILED
     log.back(making)
-    assert making.state is State.FAILED
+    assert making.state is BatchState.FAILED
 
 
 def test_what_is_in_doubt_counts_once_however_its_readers_hear_of_it() -> None:
@@ -416,13 +423,13 @@ def test_what_is_in_doubt_counts_once_however_its_readers_hear_of_it() -> None:
 
     assert (log.ready_bytes, log.kept.nbytes, log.busy_bytes) == (0, 0, 0)
     assert let_go == [[entry] for entry in made]
-    assert whole(log, 3).pending[2].state is State.FAILED
+    assert whole(log, 3).pending[2].state is BatchState.FAILED
 
 
 def test_what_is_known_is_given_before_an_unknown_position_fails() -> None:
     """Whoever gathers batches into a message is told of no error: it would lose them."""
     log = Log(make_counted_job(), bound_bytes=10**9)
-    reader = Reader(log, Share(1, 0, 1), Cut(1), 0, None, lambda: None)
+    reader = StreamDemand(log, Share(1, 0, 1), Cut(1), 0, None, lambda: None)
     reader.extend(6)
     entries = dict(reader.pending)
     for lane in (0, 1):
@@ -441,7 +448,7 @@ def test_a_reader_of_some_lanes_asks_for_what_it_has_passed_over() -> None:
     """As far as is known its positions are of another lane; where that has ended they are not."""
     log = Log(make_counted_job(), bound_bytes=10**9)
     lanes = log.job.lanes
-    reader = Reader(log, Share(lanes, 0, lanes), Cut(lanes), 0, frozenset({1}), lambda: None)
+    reader = StreamDemand(log, Share(lanes, 0, lanes), Cut(lanes), 0, frozenset({1}), lambda: None)
     reader.extend(3 * lanes)
     assert not reader.pending
     assert [entry.key[1:3] for entry in log.asks.wanted(log.readers)] == [(0, 0)]
@@ -467,7 +474,8 @@ def test_of_two_offsets_of_a_lane_the_nearer_is_asked_for() -> None:
     log = Log(make_counted_job(), bound_bytes=10**9)
     lanes = log.job.lanes
     near, far = [
-        Reader(log, Share(1, 0, 1), Cut(1), start, None, lambda: None) for start in (0, 5 * lanes)
+        StreamDemand(log, Share(1, 0, 1), Cut(1), start, None, lambda: None)
+        for start in (0, 5 * lanes)
     ]
     for reader in (near, far):
         reader.extend(9 * lanes)
@@ -539,7 +547,7 @@ def test_a_horizon_is_only_a_number(horizon: int) -> None:
 def test_lanes_that_never_meet_the_rank_cost_nothing() -> None:
     """A far horizon over lanes that this rank never reads ends at once."""
     log = Log(make_job(lanes=2), bound_bytes=10**9)
-    reader = Reader(log, Share(2, 0, 2), None, 0, frozenset({1}), lambda: None)
+    reader = StreamDemand(log, Share(2, 0, 2), None, 0, frozenset({1}), lambda: None)
 
     reader.extend(2**62)
 
@@ -552,13 +560,13 @@ def test_wanted_lanes_alone_are_taken_to_the_end_of_a_finite_log() -> None:
     log = Log(job, bound_bytes=10**9)
     cut = Cut(1)
     woken: list[int] = []
-    reader = Reader(log, Share(1, 0, 1), cut, 0, frozenset({2}), lambda: woken.append(1))
+    reader = StreamDemand(log, Share(1, 0, 1), cut, 0, frozenset({2}), lambda: woken.append(1))
     reader.extend(2**62)
 
     positions = []
     for _ in range(200):
         for entry in list(reader.pending.values()):
-            if entry.state is State.WANTED:
+            if entry.state is BatchState.WANTED:
                 finish(log, entry)
         taken = reader.take()
         if taken is not None:
@@ -586,18 +594,18 @@ class _Model:
 
     rng: random.Random
     log: Log
-    readers: list[Reader] = field(default_factory=list)
-    goals: dict[Reader, list[int]] = field(default_factory=dict)
-    taken: dict[Reader, list[int]] = field(default_factory=dict)
-    making: list[Entry] = field(default_factory=list)
-    held: list[tuple[Reader, Entry]] = field(default_factory=list)
+    readers: list[StreamDemand] = field(default_factory=list)
+    goals: dict[StreamDemand, list[int]] = field(default_factory=dict)
+    taken: dict[StreamDemand, list[int]] = field(default_factory=dict)
+    making: list[WantedBatch] = field(default_factory=list)
+    held: list[tuple[StreamDemand, WantedBatch]] = field(default_factory=list)
     lives: int = 0
 
     def open(self) -> None:
         rank = self.rng.randrange(2)
         share = self.rng.choice([Share(1, 0, 1), Share(2, rank, 2), Share(4, rank * 2, 4)])
         start, count = self.rng.randrange(40), self.rng.randrange(1, 40)
-        reader = Reader(self.log, share, None, start, None, lambda: None)
+        reader = StreamDemand(self.log, share, None, start, None, lambda: None)
         self.readers.append(reader)
         first = share.at_or_after(start)
         self.goals[reader] = [first + n * share.world_size for n in range(count)]
@@ -651,7 +659,7 @@ class _Model:
 
     def check(self) -> None:
         log = self.log
-        ready = [e for e in log.entries.values() if e.state is State.READY]
+        ready = [e for e in log.entries.values() if e.state is BatchState.READY]
         assert log.ready_bytes == sum(entry.nbytes for entry in ready)
         assert log.kept.nbytes == sum(entry.nbytes for entry in log.kept.batches.values())
         assert log.making == len(self.making)
@@ -702,7 +710,7 @@ def test_whatever_happens_every_reader_gets_its_positions(seed: int) -> None:
     model.check()
     for reader in list(model.readers):
         reader.close()
-    assert not any(entry.state is State.READY for entry in model.log.entries.values())
+    assert not any(entry.state is BatchState.READY for entry in model.log.entries.values())
     model.log.kept.shed()
     assert model.lives == 0, f"seed {seed}: bytes were never let go"
 
@@ -711,7 +719,7 @@ def test_whatever_happens_every_reader_gets_its_positions(seed: int) -> None:
 class Rank:
     """A consumer as a client behaves: a bound in bytes, and one stream to each node."""
 
-    readers: list[Reader]
+    readers: list[StreamDemand]
     share: Share
     bound: int
     prefetch: int
@@ -752,7 +760,9 @@ def test_a_bound_in_bytes_never_leaves_anybody_waiting(seed: int) -> None:
     for number in range(3):
         share = Share(3, number, 3)
         readers = [
-            Reader(log, share, None, number, frozenset(range(node, lanes, nodes)), lambda: None)
+            StreamDemand(
+                log, share, None, number, frozenset(range(node, lanes, nodes)), lambda: None
+            )
             for node, log in enumerate(logs)
         ]
         ranks.append(Rank(readers, share, bound, prefetch=30, next=number))

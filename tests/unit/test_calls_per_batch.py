@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.server.roles.processors import FunctionProcessor
-from penstock.server.sources.items import ItemsSource
+from penstock.server.sources.item_list import ItemsSource
 
 LANES, WARM, BATCHES = 8, 64, 400
 ITEMS = [{"x": number} for number in range(64)]

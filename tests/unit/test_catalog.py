@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.server.sources import HfSource, ParquetSource, catalog
-from penstock.server.sources.catalog import SETTLED_S, VARIABLE, keep_in, remote_stamp
+from penstock.server.files import catalog
+from penstock.server.files.catalog import SETTLED_S, VARIABLE, keep_in, remote_stamp
+from penstock.server.sources import HfSource, ParquetSource
 
 OPENED: list[str] | None = None
 

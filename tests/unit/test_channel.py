@@ -16,10 +16,10 @@ from msgspec import msgpack as pack
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
-from penstock.server.node.channel import FROM_SERVER, FROM_WORKER, Decoder, encode
-from penstock.server.node.messages import (
+from penstock.server.node.protocol.channel import FROM_SERVER, FROM_WORKER, MessageDecoder, encode
+from penstock.server.node.protocol.messages import (
     Body,
-    Counted,
+    CountsSaid,
     Done,
     FromServer,
     FromWorker,
@@ -63,9 +63,9 @@ def test_a_stream_cut_at_any_byte_gives_the_same_messages() -> None:
     data = encode(MESSAGES[:2])[0] + encode(MESSAGES[2:])[0]
 
     for cut in range(len(data) + 1):
-        decoder = Decoder(FROM_WORKER)
+        decoder = MessageDecoder(FROM_WORKER)
         assert [*decoder.feed(data[:cut]), *decoder.feed(data[cut:])] == MESSAGES, cut
-    decoder = Decoder(FROM_WORKER)
+    decoder = MessageDecoder(FROM_WORKER)
     assert [message for byte in data for message in decoder.feed(bytes([byte]))] == MESSAGES
 
 
@@ -84,9 +84,9 @@ def test_texts_and_numbers_of_roles_are_plain_on_the_other_side() -> None:
     """Names and numbers may be of classes that nobody there knows."""
     counts = {Name("tokens"): Number(3), enum.StrEnum("Of", {"A": "a"}).A: 1}  # type: ignore[attr-defined]
     fields = {"is": [Name("a"), numpy.float64(0.5), Number(1)]}
-    decoder = Decoder(FROM_WORKER)
+    decoder = MessageDecoder(FROM_WORKER)
 
-    sent = [Counted(b"log", 0, counts, {}), TicketFailed(4, Name("bad_item"), "", fields)]
+    sent = [CountsSaid(b"log", 0, counts, {}), TicketFailed(4, Name("bad_item"), "", fields)]
     [counted, failed] = decoder.feed(encode(sent)[0])
 
     assert counted.counters == {"tokens": 3, "a": 1}
@@ -102,7 +102,7 @@ def test_any_messages_in_any_pieces(frames: list[list[list[bytes]]], pieces: lis
     """However many go together: random byte strings in random pieces come back as they were."""
     sent = [[Planned(n, tuple(one), False, ()) for n, one in enumerate(f)] for f in frames]
     data = b"".join(encode(messages)[0] for messages in sent)
-    decoder, at, turn = Decoder(FROM_WORKER), 0, 0
+    decoder, at, turn = MessageDecoder(FROM_WORKER), 0, 0
     found: list[Any] = []
 
     while at < len(data):
@@ -192,7 +192,7 @@ def done(at: int, value: Any) -> list[Any]:
 )
 def test_what_no_process_of_ours_writes_breaks_the_stream(rows: Any, sentence: str) -> None:
     """All of its frame is refused, after the good messages before it, and nothing follows."""
-    decoder = Decoder(FROM_WORKER)
+    decoder = MessageDecoder(FROM_WORKER)
 
     found = decoder.feed(encode([Ready()])[0] + frame(rows) + encode([Ready()])[0])
 
@@ -217,7 +217,7 @@ def test_what_no_process_of_ours_writes_breaks_the_stream(rows: Any, sentence: s
 )
 def test_bytes_that_are_no_messages_break_the_stream(data: bytes) -> None:
     """Truncated, too long, nested without an end, or of a length that was never sent."""
-    decoder = Decoder(FROM_WORKER)
+    decoder = MessageDecoder(FROM_WORKER)
 
     assert decoder.feed(encode([Ready()])[0] + framed(data)) == [Ready()]
     assert f"{len(data)} bytes that are not messages" in str(decoder.broken) or data == b"}{"
@@ -230,7 +230,7 @@ VERDICT = Verdict("exit", ItemRef("main", 3, 1), "00ff", "ValueError: no", True,
 
 def test_a_verdict_has_one_form() -> None:
     """What a process that counts is told, and what a store keeps, is the same list."""
-    from penstock.server.store.rules import verdicts
+    from penstock.server.store.rules import verdict_rules as verdicts
 
     form = [5, "exit", "main", 3, 1, 1, 1, 2, 3, -1, "00ff", "ValueError: no"]
 

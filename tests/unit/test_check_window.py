@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.server.commands.window import read_window
-from penstock.server.job import Job
+from penstock.server.commands.block_reading import read_window
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.roles import MapDistributor
 from penstock.server.sources import ItemsSource, ParquetSource

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from penstock.server.core.choice import Choices, by_largest_remainder, shares_in_block
+from penstock.server.job.set_choice import Choices, by_largest_remainder, shares_in_block
 
 RATIOS = ([1], [7, 3], [0.2, 0.3, 5])
 

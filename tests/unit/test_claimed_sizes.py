@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.line import Line
 from penstock.server.roles.base import RawItemProcessor
 from penstock.server.roles.distributors import MapDistributor

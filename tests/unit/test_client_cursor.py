@@ -14,7 +14,7 @@ import pytest
 
 from harness import write_job_file
 from penstock.client import Loader
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.sources import ItemsSource
 from penstock.server.store.rows import GroupRow, TimelineRow

@@ -24,7 +24,7 @@ from penstock.wire.errors import (
     Unreachable,
 )
 from penstock.wire.sent_errors import ERROR_METADATA_KEY, encode_error
-from penstock.wire.transport import Endpoint
+from penstock.wire.transports import Endpoint
 from unit.served import ServedNode
 
 

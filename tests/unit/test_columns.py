@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline import maker as maker_module
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line

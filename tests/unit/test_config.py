@@ -9,17 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.server.job import Job
+from penstock.common.nearest import hint, nearest
+from penstock.server.job.job import Job
+from penstock.server.job.joint_job import JointJob, RoleSet
 from penstock.server.jobs.load import Config, load
-from penstock.server.jobs.settings import (
-    JobSettings,
-    ServerSettings,
-    SetSettings,
-    parse_bytes,
-)
-from penstock.server.joint_job import JointJob, RoleSet
+from penstock.server.jobs.settings import JobSettings, ServerSettings, SetSettings, parse_bytes
 from penstock.wire.errors import InvalidJob, UnknownJob
-from penstock.wire.nearest import hint, nearest
 
 GOOD = """\
 server:
@@ -175,7 +170,7 @@ def test_an_unknown_job_names_the_nearest(tmp_path: Path) -> None:
 
 
 JOBS_PY = """\
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.sources import ItemsSource
 
 def make():

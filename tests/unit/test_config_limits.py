@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.jobs.load import load
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import InvalidJob

@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.client.loader import DEADLINE_S
-from penstock.server.commands import memory
-from penstock.server.core.docstrings import argument_docs
+from penstock.server.commands import memory_formula as memory
+from penstock.server.files import catalog
+from penstock.server.jobs.docstrings import argument_docs
 from penstock.server.jobs.load import load
 from penstock.server.jobs.reference import json_schema, markdown, parameter_rows
 from penstock.server.jobs.registry import FUNCTIONS, KINDS
@@ -27,8 +28,8 @@ from penstock.server.jobs.settings import (
 )
 from penstock.server.pipeline.line import Line
 from penstock.server.roles import MapDistributor, RankPartitionedDistributor
-from penstock.server.roles.distributors import windows
-from penstock.server.sources import ItemsSource, catalog
+from penstock.server.roles.distributors import default_windows as windows
+from penstock.server.sources import ItemsSource
 from penstock.server.store.thinning import CROWDED
 
 DOCS = Path(__file__).parents[2] / "docs"

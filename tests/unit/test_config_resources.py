@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.wire.resources import usable_cpus, usable_memory_bytes
+from penstock.common.resources import usable_cpus, usable_memory_bytes
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness import write_job_file
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.jobs.definition import decode, rebuild
 from penstock.server.jobs.load import load
 from penstock.server.sources import ItemsSource
@@ -84,7 +84,7 @@ def test_code_that_builds_jobs_is_named_and_runs_again(file: Path) -> None:
     """It may make of its job what no text can say."""
     code = file.parent / "jobs.py"
     code.write_text(
-        "from penstock.server.job import Job\n"
+        "from penstock.server.job.job import Job\n"
         "from penstock.server.sources import ItemsSource\n"
         "def make():\n"
         "    job = Job(ItemsSource([object.__name__] * 5), batch_size=1)\n"

@@ -19,7 +19,7 @@ from penstock.client.device.copier import Copier
 from penstock.client.device.driver import Driver
 from penstock.client.device.pinned import PinnedMemory
 from penstock.client.testing import Eager, RecordingPort, SimulatedDevice
-from penstock.wire.values import STORAGE
+from penstock.wire.value_types import STORAGE
 from unit.simulated_cupy import Cuda, driver_over
 
 KEPT = Path(__file__).parents[1] / "data" / "device_calls"

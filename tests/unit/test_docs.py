@@ -10,8 +10,8 @@ import pytest
 
 from penstock import client
 from penstock.server.job import DEFAULT_LANES
-from penstock.server.node.lanes import KEPT_PLANS
-from penstock.server.node.outbox import HOLD_S
+from penstock.server.node.demand.lane_state import KEPT_PLANS
+from penstock.server.node.workers.outbox import HOLD_S
 from penstock.server.rpc.gathering import GATHER_S
 from penstock.wire import CHUNK_BYTES, errors
 

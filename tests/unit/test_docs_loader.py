@@ -10,7 +10,7 @@ import pytest
 
 from penstock.client import Limits, Loader, Ranks
 from penstock.client.loop.steps import _BATCH_ATTRIBUTES, Step
-from penstock.server.core.docstrings import argument_docs
+from penstock.server.jobs.docstrings import argument_docs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "loader.md").read_text()
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from penstock.server.commands import memory
-from penstock.server.node import ahead as node_ahead
-from penstock.server.node.ahead import AHEAD_PER_WORKER, CHEAP_AHEAD, CHEAP_S, FAR_AHEAD
-from penstock.server.node.arena import IDLE_BYTES, IDLE_TAKES
-from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
-from penstock.server.node.lanes import MAX_LINES_PER_LANE
-from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
-from penstock.server.pipeline.kept import KEPT_BYTES, NODE_KEPT_BYTES
+from penstock.common import metric_table as metrics
+from penstock.common import prefetch
+from penstock.server.commands import memory_formula as memory
+from penstock.server.node.demand import made_ahead as node_ahead
+from penstock.server.node.demand.cached import KEPT_BATCHES, KEPT_SHARE
+from penstock.server.node.demand.lane_state import MAX_LINES_PER_LANE
+from penstock.server.node.demand.made_ahead import AHEAD_PER_WORKER, CHEAP_AHEAD, CHEAP_S, FAR_AHEAD
+from penstock.server.node.workers.arena import IDLE_BYTES, IDLE_TAKES
+from penstock.server.pipeline.draws_ahead import AHEAD_BYTES, LOOK_AHEAD
+from penstock.server.pipeline.kept_items import KEPT_BYTES, NODE_KEPT_BYTES
 from penstock.server.sources.cache import FREE_BYTES
 from penstock.server.store.thinning import CROWDED
-from penstock.wire import metrics, prefetch
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operate.md").read_text()
@@ -63,7 +64,7 @@ def test_bounds_are_those_of_the_code() -> None:
 
 
 def test_the_table_of_metrics_is_that_of_the_code() -> None:
-    """All columns; `python -m penstock.wire.metrics` prints it."""
+    """All columns; `python -m penstock.common.metric_table` prints it."""
     assert f"\n{metrics.table()}\n" in PAGE
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from penstock.server.jobs.location import Location
+from penstock.server.config.location import Location
 from penstock.server.jobs.registry import KINDS, build
 from penstock.server.sources import BUILTIN_SOURCES
 

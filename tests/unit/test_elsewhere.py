@@ -10,10 +10,10 @@ import pytest
 
 from penstock.client import Loader
 from penstock.client.run.unknown_parameters import OF_JOBS, OF_NODES
+from penstock.common.elsewhere import ELSEWHERE
 from penstock.server.jobs.load import load
 from penstock.server.jobs.registry import KINDS
 from penstock.server.jobs.settings import JobSettings, ServerSettings
-from penstock.wire.elsewhere import ELSEWHERE
 from penstock.wire.errors import InvalidJob, InvalidRequest
 
 LOADER = set(inspect.signature(Loader).parameters) - {"unknown"}

@@ -65,7 +65,7 @@ def to_sample(raw):
 """
 
 JOBS = """\
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.sources import ItemsSource
 
 jobs = {"code": Job(ItemsSource([1]), batch_size=1)}

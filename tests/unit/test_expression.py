@@ -8,7 +8,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from penstock.server.core.expression import MAX_CHARS, MAX_NESTED, MAX_SIGNS, Expression
+from penstock.server.planning.log.cost_expression import (
+    MAX_CHARS,
+    MAX_NESTED,
+    MAX_SIGNS,
+    Expression,
+)
 from penstock.wire.errors import InvalidJob
 
 NAMES = ("tokens", "squares", "samples")

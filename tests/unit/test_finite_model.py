@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.server.core.refs import BatchPlan, SampleRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles import MapDistributor, PaddedCollator

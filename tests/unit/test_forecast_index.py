@@ -12,18 +12,23 @@ import pytest
 from indexes import Here
 from penstock.server.commands.plan import report
 from penstock.server.core.refs import ItemRef
-from penstock.server.forecast.index_lookup import IndexLookup
-from penstock.server.forecast.report import PlanReport
-from penstock.server.index.block import QUARANTINED, ItemSizes, filtered
-from penstock.server.index.file import SizeIndex, SourceBlocks, blocks_of, write_index
-from penstock.server.index.inputs import index_inputs, kept_items
-from penstock.server.indexing.making import Making
-from penstock.server.indexing.making import make as make_index
-from penstock.server.indexing.measuring import Measuring
-from penstock.server.job import Job
-from penstock.server.joint_job import JointJob, RoleSet
+from penstock.server.job.job import Job
+from penstock.server.job.joint_job import JointJob, RoleSet
 from penstock.server.pipeline.items import Filtered, Items
-from penstock.server.pipeline.verdicts import Bad
+from penstock.server.pipeline.known_verdicts import Bad
+from penstock.server.planning.index.block import QUARANTINED, ItemSizes, filtered
+from penstock.server.planning.index.index_file import (
+    SizeIndex,
+    SourceBlocks,
+    blocks_of,
+    write_index,
+)
+from penstock.server.planning.index.inputs import index_inputs, kept_items
+from penstock.server.planning.make.making import Making
+from penstock.server.planning.make.making import make as make_index
+from penstock.server.planning.make.measuring import Measuring
+from penstock.server.planning.report.index_lookup import IndexLookup
+from penstock.server.planning.report.plan_report import PlanReport
 from penstock.server.roles import (
     BestFitPackingBatcher,
     IdentityProcessor,
@@ -167,7 +172,7 @@ def test_what_is_left_out_takes_few_bytes(tmp_path: Path, monkeypatch: pytest.Mo
     write_index(url, index_inputs(job.role_sets[0], job.seed), [source])
     index = SizeIndex.open(url)
     index.sources["main"].kept_bytes = 0
-    monkeypatch.setattr("penstock.server.forecast.index_lookup.READ_ITEMS", 7000)
+    monkeypatch.setattr("penstock.server.planning.report.index_lookup.READ_ITEMS", 7000)
 
     tracemalloc.start()
     try:

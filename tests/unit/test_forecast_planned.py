@@ -12,18 +12,17 @@ import pytest
 
 from penstock.server.commands.plan import report
 from penstock.server.commands.plan_text import render
-from penstock.server.forecast.planned_figures import check_fits, figures_of_planned
-from penstock.server.forecast.report import PlanReport
-from penstock.server.forecast.window_figures import WindowFigures, add_up
-from penstock.server.index.block import QUARANTINED, ItemSizes
-from penstock.server.index.file import SourceBlocks, blocks_of, write_index
-from penstock.server.index.inputs import index_inputs
-from penstock.server.job import Job
-from penstock.server.joint_job import JointJob, RoleSet
-from penstock.server.local import LocalLoader
-from penstock.server.pipeline.counts import MAX_REASONS
+from penstock.server.job.job import Job
+from penstock.server.job.joint_job import JointJob, RoleSet
+from penstock.server.pipeline.lane_counts import MAX_REASONS
 from penstock.server.pipeline.line import Line
-from penstock.server.planned.plan import Plan
+from penstock.server.planning.index.block import QUARANTINED, ItemSizes
+from penstock.server.planning.index.index_file import SourceBlocks, blocks_of, write_index
+from penstock.server.planning.index.inputs import index_inputs
+from penstock.server.planning.log.job_plan import Plan
+from penstock.server.planning.report.plan_report import PlanReport
+from penstock.server.planning.report.planned_figures import check_fits, figures_of_planned
+from penstock.server.planning.report.window_figures import WindowFigures, add_up
 from penstock.server.roles import (
     BestFitDecreasingPackingBatcher,
     Blocks,
@@ -41,6 +40,7 @@ from penstock.server.roles import (
 from penstock.server.roles.batchers import FirstFitPackingBatcher, SequentialPackingBatcher
 from penstock.server.roles.filling import BatchSizes, Filling, sums
 from penstock.server.sources import ItemsSource
+from penstock.server.transports.local import LocalLoader
 from penstock.wire.errors import BadBatch, InvalidJob, InvalidRequest, PastEnd
 from planned import with_plan
 from planned_read import Read, SizedItems, tokens_of

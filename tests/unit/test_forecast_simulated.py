@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from penstock.server.commands.plan import report
-from penstock.server.forecast.other_lanes import with_lanes
-from penstock.server.forecast.report import PlanReport
-from penstock.server.forecast.simulated import simulate
-from penstock.server.job import Job
-from penstock.server.joint_job import JointJob, RoleSet
-from penstock.server.local import LocalLoader
+from penstock.server.job.job import Job
+from penstock.server.job.joint_job import JointJob, RoleSet
 from penstock.server.pipeline.line import Line
+from penstock.server.planning.report.other_lanes import with_lanes
+from penstock.server.planning.report.plan_report import PlanReport
+from penstock.server.planning.report.simulated import simulate
 from penstock.server.roles import (
     BestFitPackingBatcher,
     MapDistributor,
@@ -26,6 +25,7 @@ from penstock.server.roles import (
     SimpleBatcher,
 )
 from penstock.server.sources import ItemsSource
+from penstock.server.transports.local import LocalLoader
 from penstock.wire.errors import BadBatch, InvalidJob, PastEnd
 from planned_read import Read, SizedItems, tokens_of
 from resume.plans import BATCHERS, LENGTHS, ChoosyProcessor, SizedProcessor, raw_items

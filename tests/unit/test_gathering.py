@@ -10,7 +10,7 @@ import pytest
 
 from harness import StubReader, open_channel
 from penstock.client import Limits, Loader
-from penstock.server.node.entry import Entry, Key
+from penstock.server.node.demand.wanted import Key, WantedBatch
 from penstock.server.rpc import gathering
 from penstock.server.rpc.gathering import GATHER_S, GATHER_SHARE, Parcel, gathers_until
 from penstock.wire import CHUNK_BYTES
@@ -63,8 +63,8 @@ def test_a_young_stream_waits_for_a_share_of_its_age(age_s: float) -> None:
     assert gathers_until(NOW - age_s, NOW, 1, 100) == pytest.approx(NOW + GATHER_SHARE * age_s)
 
 
-def entry(body_bytes: int) -> Entry:
-    return Entry(Key(0, 0, 0, False), header=b"h" * 100, nbytes=100 + body_bytes)
+def entry(body_bytes: int) -> WantedBatch:
+    return WantedBatch(Key(0, 0, 0, False), header=b"h" * 100, nbytes=100 + body_bytes)
 
 
 def test_lent_batches_share_a_message_whatever_their_size() -> None:

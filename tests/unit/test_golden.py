@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from golden import content
-from penstock.server import job
 from penstock.server.core import permutation
 from penstock.server.core.refs import ItemRef
+from penstock.server.job import job
 from penstock.server.roles import base, context
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.roles.collators import PackedCollator

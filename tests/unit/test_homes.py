@@ -8,12 +8,12 @@ from collections import Counter
 
 import pytest
 
-from penstock.server.node.block_needs import IDLE_ROUNDS, BlockNeeds
-from penstock.server.node.homes import Homes
+from penstock.server.node.demand.lane_assignment import GroupAssignment
+from penstock.server.node.workers.block_needs import IDLE_ROUNDS, BlockNeeds
 from penstock.server.roles import Reading
 
 
-def dealt(homes: Homes, groups: int) -> list[int | None]:
+def dealt(homes: GroupAssignment, groups: int) -> list[int | None]:
     return [homes.of(group) for group in range(groups)]
 
 
@@ -21,7 +21,7 @@ def dealt(homes: Homes, groups: int) -> list[int | None]:
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 16, 64])
 def test_groups_are_dealt_alike_and_neighbours_together(groups: int, workers: int) -> None:
     """Equal to within one; each worker has groups that follow each other."""
-    homes = Homes(groups)
+    homes = GroupAssignment(groups)
 
     homes.settle(range(workers))
 
@@ -35,7 +35,7 @@ def test_groups_are_dealt_alike_and_neighbours_together(groups: int, workers: in
 def test_whoever_comes_and_goes_groups_stay_even_and_move_no_more_than_needed() -> None:
     """Any 200 changes: equal to within one, and only what must move does."""
     rng = random.Random(4)
-    homes = Homes(24)
+    homes = GroupAssignment(24)
     before: list[int | None] = [None] * 24
     for _ in range(200):
         workers = sorted(rng.sample(range(8), rng.randrange(1, 8)))
@@ -54,7 +54,7 @@ def test_whoever_comes_and_goes_groups_stay_even_and_move_no_more_than_needed() 
 
 def test_with_nobody_there_groups_stay_where_they_were() -> None:
     """A single worker is replaced by one of the same number."""
-    homes = Homes(3)
+    homes = GroupAssignment(3)
     homes.settle([0])
 
     homes.settle([])

@@ -16,33 +16,33 @@ from typing import Any
 import pytest
 from msgspec import msgpack as pack
 
-from penstock.server.job import Job
-from penstock.server.node.arena import ArenaWriter
-from penstock.server.node.channel import (
+from penstock.server.job.job import Job
+from penstock.server.node.node import Node
+from penstock.server.node.protocol.channel import (
     FROM_SERVER,
     FROM_WORKER,
-    Decoder,
+    MessageDecoder,
     encode,
     send_with_fd,
 )
-from penstock.server.node.crew import Hear, Lose
-from penstock.server.node.memory import sealed_memory
-from penstock.server.node.messages import (
+from penstock.server.node.protocol.message_port import SocketPort
+from penstock.server.node.protocol.messages import (
     Done,
     FromServer,
     FromWorker,
-    Plan,
+    PlanAhead,
     Planned,
     Ready,
     Ticketed,
     TicketFailed,
 )
-from penstock.server.node.node import Node
-from penstock.server.node.observer import Observer
-from penstock.server.node.page import PAGE_BYTES, Page
-from penstock.server.node.port import SocketPort
-from penstock.server.node.process import WorkerProcess
-from penstock.server.node.program import Started
+from penstock.server.node.protocol.observer import Observer
+from penstock.server.node.supply.program import Started
+from penstock.server.node.supply.worker_pool import Hear, Lose
+from penstock.server.node.supply.worker_process import WorkerProcess
+from penstock.server.node.workers.arena import ArenaWriter
+from penstock.server.processes.page import PAGE_BYTES, Page
+from penstock.server.processes.shared_memory import sealed_memory
 from penstock.server.roles import IdentityProcessor
 from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore
@@ -105,7 +105,7 @@ class Wild(WorkerProcess):
     def _launch(self) -> Started:
         ours, self.side = socket.socketpair()
         self.side.setblocking(False)
-        self.heard = Decoder(FROM_SERVER)
+        self.heard = MessageDecoder(FROM_SERVER)
         self.asked: list[FromServer] = []
         fd = sealed_memory("page", PAGE_BYTES)
         page = Page(fd, write=True)
@@ -176,7 +176,7 @@ def right_answer(rng: random.Random, asked: Ticketed) -> FromWorker:
     """Return what a worker of ours might answer."""
     if rng.random() < 0.1:
         return TicketFailed(asked.ticket, "bad_item", "bad", {})
-    if isinstance(asked, Plan):
+    if isinstance(asked, PlanAhead):
         plan = json.dumps([asked.lane, asked.offset, []]).encode()
         return Planned(asked.ticket, (plan,), False, ())
     return Done(asked.ticket, None, b"header", None, {}, False, (), {})

@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexes import as_items, one_each, samples_of, written
-from penstock.server.index import file as index_file
-from penstock.server.index.block import (
+from penstock.server.pipeline.lane_counts import MAX_REASONS
+from penstock.server.planning.index import index_file
+from penstock.server.planning.index.block import (
     OTHER_REASONS,
     QUARANTINED,
     LeftOut,
@@ -26,10 +27,14 @@ from penstock.server.index.block import (
     decode_block,
     encode_block,
 )
-from penstock.server.index.file import ItemSizes, SizeIndex, SourceBlocks, write_index
-from penstock.server.index.place import Place
-from penstock.server.indexing.parts import Part
-from penstock.server.pipeline.counts import MAX_REASONS
+from penstock.server.planning.index.index_file import (
+    ItemSizes,
+    SizeIndex,
+    SourceBlocks,
+    write_index,
+)
+from penstock.server.planning.index.index_place import IndexPlace
+from penstock.server.planning.make.finished_blocks import FinishedBlock
 from penstock.wire.errors import InvalidJob, SourceUnavailable
 
 SIZES = st.one_of(
@@ -107,7 +112,7 @@ def test_items_that_fail_are_counted_among_any_number_of_reasons(tmp_path: Path)
     blocks = samples_of(*(others * 9), *[QUARANTINED] * 7)
     written(tmp_path / "x", ("a", blocks))
 
-    assert Part.of(encode_block(items), drew=False).quarantined == 5
+    assert FinishedBlock.of(encode_block(items), drew=False).quarantined == 5
     left_out = SizeIndex.open(str(tmp_path / "x")).sources["a"].left_out
     assert left_out[QUARANTINED] == 7
     assert sum(left_out.values()) == 9 * len(others) + 7
@@ -163,13 +168,13 @@ def test_neighbouring_blocks_are_read_together_and_once(
     written(tmp_path / "x", ("a", one_each(*range(5000))))
     found = SizeIndex.open(str(tmp_path / "x")).sources["a"]
     reads: list[tuple[int, int]] = []
-    read = Place.read
+    read = IndexPlace.read
 
-    def counted(self: Place, start: int, stop: int) -> bytes:
+    def counted(self: IndexPlace, start: int, stop: int) -> bytes:
         reads.append((start, stop))
         return read(self, start, stop)
 
-    monkeypatch.setattr(Place, "read", counted)
+    monkeypatch.setattr(IndexPlace, "read", counted)
     step = found.block_items
     found.read(step, 2 * step)
     found.read(0, 5000)
@@ -304,7 +309,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(room: int, tmp_path: Path) -> N
         files_of_at_most(room),
         pytest.raises(SourceUnavailable, match=r"x' cannot be written at the moment: .* too large"),
     ):
-        Place(str(path)).write([b"a" * 150, b"b" * (2 * room - 150)])
+        IndexPlace(str(path)).write([b"a" * 150, b"b" * (2 * room - 150)])
 
     assert list(tmp_path.iterdir()) == []
 
@@ -313,7 +318,7 @@ def test_a_pipe_is_no_index(tmp_path: Path) -> None:
     """And nobody waits for what might be written into it."""
     os.mkfifo(tmp_path / "x")
 
-    assert index_file.is_index(Place(str(tmp_path / "x"))) is False
+    assert index_file.is_index(IndexPlace(str(tmp_path / "x"))) is False
 
 
 @pytest.mark.parametrize("positions", [1, 3], ids=["too few", "too many"])

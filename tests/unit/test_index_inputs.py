@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.server.core.refs import Rows, SampleRef
-from penstock.server.index.inputs import check_inputs, differences, index_inputs
-from penstock.server.job import Job
+from penstock.server.job.job import Job
+from penstock.server.planning.index.inputs import check_inputs, differences, index_inputs
 from penstock.server.roles import (
     MapDistributor,
     MixtureDistributor,

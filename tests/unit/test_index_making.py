@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import pytest
 
 from indexes import Here, as_items, made
-from penstock.server.index.file import SizeIndex
-from penstock.server.indexing.blocks import Stretches, all_blocks
-from penstock.server.indexing.making import Done, Engine, Made, Making, make
-from penstock.server.indexing.measuring import Measuring
-from penstock.server.job import Job
+from penstock.server.job.job import Job
+from penstock.server.planning.index.index_file import SizeIndex
+from penstock.server.planning.make.dealt_blocks import Stretches, all_blocks
+from penstock.server.planning.make.making import Engine, MadeIndex, Making, MakingProgress, make
+from penstock.server.planning.make.measuring import Measuring
 from penstock.server.roles import ProcessContext, RawItemProcessor, Sample
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.sources import ItemsSource
@@ -49,7 +49,7 @@ def making(path: Path, made_of: Job | None = None) -> tuple[Making, Here]:
     return Making(measuring, str(path)), Here(measuring)
 
 
-def run(it: Making, engine: Engine, **options: Any) -> Made:
+def run(it: Making, engine: Engine, **options: Any) -> MadeIndex:
     [found] = make([it], engine, **options)
     return found
 
@@ -211,7 +211,7 @@ def test_progress_ends_with_all_items(tmp_path: Path) -> None:
     """It never falls, and says what the finished blocks hold."""
     told: list[tuple[int, int]] = []
 
-    def watch(done: Done) -> None:
+    def watch(done: MakingProgress) -> None:
         told.append((done.measured, done.tokens))
 
     interrupt(tmp_path / "x", 4)

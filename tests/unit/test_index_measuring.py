@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from indexes import as_items
-from penstock.server.core.condition import Kept
 from penstock.server.core.refs import ItemRef
-from penstock.server.index.block import ItemSizes, encode_block
-from penstock.server.indexing.measuring import Measuring
-from penstock.server.job import Job
-from penstock.server.joint_job import JointJob, RoleSet
+from penstock.server.job.job import Job
+from penstock.server.job.joint_job import JointJob, RoleSet
 from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.planning.index.block import ItemSizes, encode_block
+from penstock.server.planning.make.measuring import Measuring
 from penstock.server.roles import (
     MapDistributor,
     ProcessContext,
@@ -26,6 +25,7 @@ from penstock.server.roles import (
     SampleBatcher,
 )
 from penstock.server.roles.batchers import BestFitPackingBatcher
+from penstock.server.roles.condition import Kept
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadItem, InvalidJob
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job, canonical
-from penstock.server.node.count import ensure_counted
+from penstock.server.job.job import Job, canonical
+from penstock.server.node.workers.count import ensure_counted
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles import (

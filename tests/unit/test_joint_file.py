@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from penstock.server.job.joint_job import JointJob, RoleSet
 from penstock.server.jobs.definition import decode, rebuild
 from penstock.server.jobs.load import load
-from penstock.server.joint_job import JointJob, RoleSet
 from penstock.server.roles import MapDistributor
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import InvalidJob

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.job import Job
-from penstock.server.local import LocalLoader
-from penstock.server.node.count import ensure_counted
-from penstock.server.node.reader import Reader
+from penstock.server.job.job import Job
+from penstock.server.node.demand.stream_demand import StreamDemand
+from penstock.server.node.workers.count import ensure_counted
 from penstock.server.roles.processors import FunctionProcessor
-from penstock.server.sources.items import ItemsSource
+from penstock.server.sources.item_list import ItemsSource
 from penstock.server.store import SqliteStore
+from penstock.server.transports.local import LocalLoader
 from penstock.wire import frame
 from penstock.wire.errors import LogDiverged
 from penstock.wire.order import Cut, Share, Tail, divisors
@@ -112,7 +112,7 @@ class Play:
         assert batches is not None
         self.tail: Tail = self.cut.tail(batches)
         self.node = self._new_node(store)
-        self.readers: dict[int, Reader] = {}
+        self.readers: dict[int, StreamDemand] = {}
         self.given: dict[int, set[int]] = {rank: set() for rank in range(self.world)}
 
     def dropped(self) -> int:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
-from penstock.server.job import MAX_LATER, Job
+from penstock.server.job.job import MAX_LATER, Job
 from penstock.server.jobs.load import load
-from penstock.server.pipeline.later import Fit, Waiting, settle
+from penstock.server.pipeline.later import Fit, WaitingSamples, settle
 from penstock.server.roles import (
     BestFitPackingBatcher,
     ConcatPackingBatcher,
@@ -151,7 +151,7 @@ def test_who_comes_where_depends_on_so_many_batches_alone(
         )
         for offset, (held, put) in enumerate(fits)
     ]
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[WaitingSamples, ...] = ()
     truth, came, left = [], [], []
     for plan, fit in batches:
         settled = settle(waiting, plan, fit, within, Rooms())

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from penstock.server.core.refs import Rows, SampleRef
-from penstock.server.job import Job
-from penstock.server.local import LocalLoader
-from penstock.server.node.reader import Reader
+from penstock.server.job.job import Job
+from penstock.server.node.demand.stream_demand import StreamDemand
 from penstock.server.roles import (
     MapDistributor,
     PaddedCollator,
@@ -19,6 +18,7 @@ from penstock.server.roles import (
 from penstock.server.roles.base import SampleBatcher
 from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore
+from penstock.server.transports.local import LocalLoader
 from penstock.wire.errors import PenstockError
 from penstock.wire.order import Share
 from unit.inline_workers import InlineNode
@@ -87,7 +87,7 @@ async def test_nothing_is_made_of_a_half_changed_state(tmp_path: Path) -> None:
     got: dict[int, bytes] = {}
     failures: list[str] = []
 
-    def take(reader: Reader) -> None:
+    def take(reader: StreamDemand) -> None:
         try:
             while (entry := node.take(reader)) is not None:
                 got[entry.key.position] = bytes(entry.body or b"")

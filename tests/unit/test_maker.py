@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef, Span
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.known_verdicts import VerdictBook
 from penstock.server.pipeline.line import MAX_EMPTIED, Line, compute
 from penstock.server.pipeline.maker import Maker
-from penstock.server.pipeline.verdicts import VerdictBook
-from penstock.server.pipeline.writing import Made
+from penstock.server.pipeline.writing import MadeBatch
 from penstock.server.roles import (
     BatchCollator,
     BestFitPackingBatcher,
@@ -37,7 +37,7 @@ from penstock.wire.v1 import feed_pb2
 from resume.plans import BATCHERS, PROCESSORS, make_job
 
 
-def written(made: Made) -> tuple[feed_pb2.BatchHeader, bytes]:
+def written(made: MadeBatch) -> tuple[feed_pb2.BatchHeader, bytes]:
     body = bytearray(made.nbytes)
     header = feed_pb2.BatchHeader.FromString(made.write(memoryview(body)))
     frame.check_header(header, max_body_bytes=1 << 30)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from penstock.server.core.verdict import Verdict
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.known_verdicts import VerdictBook
 from penstock.server.pipeline.line import Line
-from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.roles import (
     BestFitPackingBatcher,
     PackedCollator,

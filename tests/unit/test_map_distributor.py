@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.reading import Blocks

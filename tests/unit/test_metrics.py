@@ -8,12 +8,12 @@ from pathlib import Path
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.server.job import Job
-from penstock.server.metrics import FAILURES, MAX_REASONS, STORE_ERRORS, Metrics
+from penstock.common.metric_table import JOB, METRICS, help_of
+from penstock.server.job.job import Job
+from penstock.server.metrics.node_metrics import FAILURES, MAX_REASONS, STORE_ERRORS, Metrics
 from penstock.server.roles import BestFitPackingBatcher, PackedCollator
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import ERRORS
-from penstock.wire.metrics import JOB, METRICS, help_of
 
 
 def test_only_what_is_left_out_counts_as_skipped() -> None:

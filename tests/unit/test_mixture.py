@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.server.commands.parts import part_rows, part_shares
+from penstock.server.commands.mixture_shares import part_rows, part_shares
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.line import Line
 from penstock.server.roles import (
     BestFitPackingBatcher,

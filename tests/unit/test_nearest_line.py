@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.server.core.verdict import Verdict
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.known_verdicts import VerdictBook
 from penstock.server.pipeline.line import Line, nearest_line
-from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.roles import PaddedCollator, ProcessContext, RawItemProcessor, Sample
 from penstock.server.roles.batchers import SimpleBatcher
 from penstock.server.sources import ItemsSource

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from penstock.server.core.refs import BatchPlan
-from penstock.server.local import LocalLoader
-from penstock.server.node.messages import Make, Plan, Produce
-from penstock.server.node.reader import Reader
+from penstock.server.node.demand.stream_demand import StreamDemand
+from penstock.server.node.protocol.messages import Make, PlanAhead, Produce
 from penstock.server.pipeline.line import Computed
 from penstock.server.store import SqliteStore
+from penstock.server.transports.local import LocalLoader
 from penstock.wire import frame
 from penstock.wire.order import Share
 from resume.plans import make_job
@@ -48,8 +48,8 @@ class _Play:
             workers=self.rng.choice([1, 2, 3]),
             bound_bytes=self.rng.choice([0, 2_000, 50_000]),
         )
-        self.owed: dict[Reader, list[int]] = {}
-        self.stalled: set[Reader] = set()  # they want, and take nothing
+        self.owed: dict[StreamDemand, list[int]] = {}
+        self.stalled: set[StreamDemand] = set()  # they want, and take nothing
 
     def open(self) -> None:
         start = self.rng.choice([0, 7, 30, 90, 200])
@@ -237,7 +237,7 @@ async def test_an_evicted_batch_costs_itself_again_and_no_replay(tmp_path: Path)
         await node.close()
         await store.close()
 
-    assert not any(isinstance(message, Plan | Produce) for message in hand.answered)
+    assert not any(isinstance(message, PlanAhead | Produce) for message in hand.answered)
     asked = [message for message in hand.answered if isinstance(message, Make)]
     assert len(asked) == 60
     own_items = sum(

@@ -12,14 +12,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
-from penstock.server.metrics import Metrics
-from penstock.server.node.ahead import AHEAD_PER_WORKER, CHEAP_AHEAD
-from penstock.server.node.crew import Hear, Lose
-from penstock.server.node.dispatch import PLANS_AT_ONCE
-from penstock.server.node.entry import Entry
-from penstock.server.node.messages import OpenLine, Plan, Produce
-from penstock.server.node.reader import Reader
+from penstock.server.job.job import Job
+from penstock.server.metrics.node_metrics import Metrics
+from penstock.server.node.demand.made_ahead import AHEAD_PER_WORKER, CHEAP_AHEAD
+from penstock.server.node.demand.stream_demand import StreamDemand
+from penstock.server.node.demand.wanted import WantedBatch
+from penstock.server.node.protocol.messages import OpenLine, PlanAhead, Produce
+from penstock.server.node.supply.dispatch import PLANS_AT_ONCE
+from penstock.server.node.supply.worker_pool import Hear, Lose
 from penstock.server.roles import IdentityProcessor, MapDistributor
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.processors import FunctionProcessor
@@ -64,7 +64,7 @@ def make_node(job: Job, store: SqliteStore, workers: int = 1) -> InlineNode:
     return InlineNode({"job": job}, store, workers=workers, bound_bytes=1 << 20)
 
 
-async def run_until_idle(node: InlineNode, readers: dict[Reader, list[int]]) -> None:
+async def run_until_idle(node: InlineNode, readers: dict[StreamDemand, list[int]]) -> None:
     """Let all workers answer and all readers take, until nothing moves any more."""
     idle = 0
     while idle < 5:
@@ -78,7 +78,7 @@ async def run_until_idle(node: InlineNode, readers: dict[Reader, list[int]]) -> 
         idle = 0 if moved else idle + 1
 
 
-def take(node: InlineNode, reader: Reader) -> Entry | None:
+def take(node: InlineNode, reader: StreamDemand) -> WantedBatch | None:
     """Take a batch; None also where the reader has failed."""
     try:
         return node.take(reader)
@@ -183,7 +183,7 @@ async def test_a_far_reader_of_a_log_of_unknown_length_lets_near_ones_by(
     far, near = (
         node.open(job, Share(1, 0, 1), Cut(1), start, None, lambda: None) for start in (1600, 0)
     )
-    got: dict[Reader, list[int]] = {far: [], near: []}
+    got: dict[StreamDemand, list[int]] = {far: [], near: []}
     try:
         node.extend(far, 1602)
         waits, since = [], 0
@@ -209,7 +209,7 @@ async def test_a_far_reader_of_a_log_of_unknown_length_lets_near_ones_by(
         # No ticket plans more than a few batches, whatever it is for: each line goes step by step.
         stands: dict[int, int] = {}
         for message in node.hands[0].answered:
-            if isinstance(message, Plan | Produce):
+            if isinstance(message, PlanAhead | Produce):
                 assert message.offset - stands.get(message.line, 0) <= PLANS_AT_ONCE
                 stands[message.line] = message.offset + 1
             assert not isinstance(message, OpenLine) or message.snapshot is None
@@ -624,7 +624,7 @@ async def test_two_names_of_a_log_share_its_batches(store: SqliteStore) -> None:
             name: node.open(job, Share(1, 0, 1), None, 0, None, lambda: None)
             for name, job in jobs.items()
         }
-        got: dict[Reader, list[int]] = {reader: [] for reader in readers.values()}
+        got: dict[StreamDemand, list[int]] = {reader: [] for reader in readers.values()}
         for reader in got:
             node.extend(reader, 20)
         await run_until_idle(node, got)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.roles.base import Layout, Sample
+from penstock.common.batch_text import batch_text
+from penstock.server.roles.base import Sample, ValueLayout
 from penstock.server.roles.collators import PackedCollator, PaddedCollator
 from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import BadBatch
-from penstock.wire.text import batch_text
 
 LAYOUTS = ("flash", "megatron", "thd", "indexed", "neat")
 HIDE = ("indexed", "neat")
@@ -324,11 +324,11 @@ def test_the_layout_tells_what_its_labels_are(layout: str) -> None:
     """What `Describe` states: the name, whether labels are shifted, which label losses ignore."""
     shifted = layout in ("megatron", "thd", "neat")
 
-    assert PackedCollator(layout=layout).value_layout() == Layout(layout, shifted, -100)
+    assert PackedCollator(layout=layout).value_layout() == ValueLayout(layout, shifted, -100)
     for labels in ("shifted", "unshifted"):
         told = PackedCollator(layout=layout, labels=labels).value_layout()
         assert told.labels_shifted == (labels == "shifted")
-    assert PaddedCollator(labels="shifted", label_pad=-1).value_layout() == Layout(
+    assert PaddedCollator(labels="shifted", label_pad=-1).value_layout() == ValueLayout(
         "padded", True, -1
     )
 

@@ -22,7 +22,7 @@ from penstock.server.roles.context import CollateContext
 from penstock.wire import frame
 from penstock.wire.digest import batch_digest
 from penstock.wire.errors import BadFrame, ChecksumMismatch
-from penstock.wire.packed import Derived, Rows, Rule
+from penstock.wire.packed_rows import Derived, PackedRows, Rule
 from penstock.wire.v1 import feed_pb2
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
@@ -324,7 +324,7 @@ def test_segments_that_lie_are_refused(wrong: str) -> None:
     """A checksum covers them, so a node that sends them is broken, or hostile."""
     seams, counts, says = WRONG[wrong]
     ids = np.arange(10, dtype=np.int32).reshape(2, 5)
-    lying = Rows(ids, *(np.array(each, np.int32) for each in (seams, counts)))
+    lying = PackedRows(ids, *(np.array(each, np.int32) for each in (seams, counts)))
     shape = ids.shape
     header, sent = written({"x": Derived(lying, Rule.IDS, "int64", shape)}, {})
     assembly = Assembly(

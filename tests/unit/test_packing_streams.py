@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.server import packing
 from penstock.server.commands.measure import warnings_of_lanes
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef, Span
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.roles.base import SampleBatcher
 from penstock.server.roles.batchers import (
     BalancedPackingBatcher,

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from penstock.server.job import Job
-from penstock.server.node.books import Log
-from penstock.server.node.candidates import candidates, most_urgent
-from penstock.server.node.memory import sealed_memory
-from penstock.server.node.peers import LEAST_PENDING, MAX_PENDING, Taking, Turns
-from penstock.server.node.process import MIN_DEPTH
-from penstock.server.node.reader import Reader
-from penstock.server.node.room import find_room
-from penstock.server.node.spans import ArenaReader, Span
+from penstock.server.job.job import Job
+from penstock.server.node.demand.batch_spans import ArenaReader, BodySpan
+from penstock.server.node.demand.candidates import candidates, most_urgent
+from penstock.server.node.demand.ledger import Log
+from penstock.server.node.demand.peers import LEAST_PENDING, MAX_PENDING, FairTurns, Taking
+from penstock.server.node.demand.room import find_room
+from penstock.server.node.demand.stream_demand import StreamDemand
+from penstock.server.node.supply.worker_process import MIN_DEPTH
+from penstock.server.processes.shared_memory import sealed_memory
 from penstock.server.rpc.reads import host_of
 from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore
@@ -39,13 +39,13 @@ def make_job(name: str = "job", lanes: int = 4) -> Job:
 
 def open_reader(
     log: Log, horizon: int, *, start: int = 0, host: str = "", of: Share | None = None
-) -> Reader:
-    reader = Reader(log, of or Share(1, 0, 1), None, start, None, lambda: None, host=host)
+) -> StreamDemand:
+    reader = StreamDemand(log, of or Share(1, 0, 1), None, start, None, lambda: None, host=host)
     reader.extend(horizon)
     return reader
 
 
-def flood(log: Log, streams: int = STREAMS, *, hosts: int = 1) -> list[Reader]:
+def flood(log: Log, streams: int = STREAMS, *, hosts: int = 1) -> list[StreamDemand]:
     """Open streams that accept everything, each of positions of its own."""
     return [
         open_reader(log, EVERYTHING, host=f"h{n % hosts}", of=Share(streams, n, streams))
@@ -53,11 +53,11 @@ def flood(log: Log, streams: int = STREAMS, *, hosts: int = 1) -> list[Reader]:
     ]
 
 
-def finish(log: Log, reader: Reader, count: int) -> None:
+def finish(log: Log, reader: StreamDemand, count: int) -> None:
     """Make the first batches that a reader wants."""
     for entry in list(reader.pending.values())[:count]:
         log.started(entry)
-        log.ready(entry, b"", SIZE, SIZE, Span(ARENA, 0, memoryview(bytes(SIZE)), lambda: None))
+        log.ready(entry, b"", SIZE, SIZE, BodySpan(ARENA, 0, memoryview(bytes(SIZE)), lambda: None))
 
 
 def work(run: Callable[[], object]) -> int:
@@ -195,7 +195,7 @@ class _Log(Taking):
 
 def test_turns_go_to_who_was_given_least() -> None:
     """Unlike tickets: time is shared, not tickets; and who was away is owed nothing for that."""
-    turns, slow, quick, late = Turns(), _Log(), _Log(), _Log()
+    turns, slow, quick, late = FairTurns(), _Log(), _Log(), _Log()
     given = {slow: 0, quick: 0}
     for _ in range(110):
         one = min((slow, quick), key=turns.of)
@@ -259,7 +259,7 @@ async def test_a_worker_holds_no_more_of_one_job_for_what_it_does_of_another(
         await node.start()
         [worker] = node.hands
 
-        def read(job: str) -> Reader:
+        def read(job: str) -> StreamDemand:
             return node.open(jobs[job], Share(1, 0, 1), None, 0, None, lambda: None, "h")
 
         quick = read("quick")

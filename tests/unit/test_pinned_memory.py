@@ -22,8 +22,8 @@ from penstock.client.device.pinned import SHARE, PinnedMemory, default_pinned_by
 from penstock.client.device.pinned_arena import BODIES
 from penstock.client.device.trouble import cannot_pin
 from penstock.client.testing import Lazy, SimulatedDevice, Simulator
+from penstock.common.resources import usable_memory_bytes
 from penstock.wire.errors import CannotPin, InvalidRequest
-from penstock.wire.resources import usable_memory_bytes
 from unit.devices import bytes_of
 
 MIB = 1 << 20

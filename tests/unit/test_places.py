@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.core.condition import Condition, Kept
 from penstock.server.core.refs import ItemRef
+from penstock.server.roles.condition import Condition, Kept
+from penstock.server.roles.distributors.joined_sources import Drawn, JoinedSources
 from penstock.server.roles.distributors.selection import Selection
-from penstock.server.roles.distributors.together import Drawn, Together
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources import ItemsSource
 
@@ -57,7 +57,7 @@ def sources(shape: str) -> dict[str, Any]:
 def every_drawn(shape: str) -> list[Drawn]:
     """Return each way to draw from such sources."""
     given = sources(shape)
-    found: list[Drawn] = [Together(given)]
+    found: list[Drawn] = [JoinedSources(given)]
     for where in (None, Condition({"third": {"not": 1}})):
         for ratios in RATIOS.values():
             exact = [Fraction(ratio) for ratio in ratios[: len(given)]]
@@ -96,7 +96,7 @@ def test_parts_are_the_blocks_unless_a_block_spans_sources() -> None:
     for shape in SOURCES:
         for drawn in every_drawn(shape):
             blocks = list(drawn.sizes(0))
-            spans = shape == "several without blocks" and isinstance(drawn, Together)
+            spans = shape == "several without blocks" and isinstance(drawn, JoinedSources)
             assert blocks == ([34] if spans else list(drawn.parts(0)))
             assert list(drawn.parts(0)) == ([11, 3, 20] if spans else blocks)
 

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness import call_command
-from penstock.server.forecast.along import along
-from penstock.wire.terminal import folded
+from penstock.common.terminal import folded
+from penstock.server.planning.report.along import along
 
 GOLDEN = Path(__file__).parents[1] / "data" / "plan" / "report.json"
 
@@ -230,7 +230,7 @@ def test_names_that_html_means_something_by_are_text(folder: Path) -> None:
     """A job's name may hold no such character, and a reason may."""
     from penstock.server.commands.plan import report
     from penstock.server.commands.plan_page import page
-    from penstock.server.job import Job
+    from penstock.server.job.job import Job
     from planned_read import SizedItems
     from resume.plans import BATCHERS
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
-from penstock.server.index.inputs import size_rule
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import open_planner
-from penstock.server.planned.plan import Plan
+from penstock.server.planning.index.inputs import size_rule
+from penstock.server.planning.log.job_plan import Plan
 from penstock.server.roles import (
     Blocks,
     MapDistributor,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.server.core.permutation import Permutation
-from penstock.server.planned.order import BalancedOrder, Costs, Place, WindowOrder
+from penstock.server.planning.log.batch_order import BalancedOrder, BatchPlace, Costs, WindowOrder
 
 CASES = 400
 PARTS = 4
@@ -102,7 +102,9 @@ def random_costs(chance: random.Random, counts: Sequence[int]) -> list[Costs]:
     return [np.array([chance.randint(0, most) for _ in range(n)], np.float64) for n in counts]
 
 
-def check_firsts(order: WindowOrder | BalancedOrder, placed: Sequence[Place], epochs: int) -> None:
+def check_firsts(
+    order: WindowOrder | BalancedOrder, placed: Sequence[BatchPlace], epochs: int
+) -> None:
     """Hold `bears`, `numbers_of_first` and `number_of` against what lies at every number."""
     for number, place in enumerate(placed):
         assert order.number_of(place.epoch, place.window, place.batch) == number
@@ -201,7 +203,7 @@ def test_balanced_steps_stand_where_a_loop_lays_them(part: int) -> None:
         check_balance(found, costs, step)
 
 
-def check_balance(found: Sequence[Place], costs: Sequence[Costs], step: int) -> None:
+def check_balance(found: Sequence[BatchPlace], costs: Sequence[Costs], step: int) -> None:
     """Check that the batches of a step come from neighbours in an order by cost, and in it."""
     kept = sorted(cost for own in costs for cost in np.sort(own)[: len(own) % step].tolist())
     for first in range(0, len(found), step):

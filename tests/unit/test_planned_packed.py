@@ -12,11 +12,17 @@ import numpy as np
 import pytest
 
 from penstock.server import packing
-from penstock.server.core.expression import Expression
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
-from penstock.server.pipeline.counts import MAX_REASON_CHARACTERS, all_counts
-from penstock.server.planned.packed import PackedWindow, measures, outline, pack, with_cost
-from penstock.server.planned.parameters import COSTS
+from penstock.server.pipeline.lane_counts import MAX_REASON_CHARACTERS, all_counts
+from penstock.server.planning.log.cost_expression import Expression
+from penstock.server.planning.log.packed_window import (
+    PackedWindow,
+    measures,
+    outline,
+    pack,
+    with_cost,
+)
+from penstock.server.planning.log.plan_parameters import COSTS
 from penstock.server.roles import Sample, SampleBatcher
 from penstock.server.roles.batchers import (
     BestFitDecreasingPackingBatcher,

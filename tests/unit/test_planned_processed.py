@@ -9,15 +9,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from penstock.server.commands.memory import node_memory
+from penstock.server.commands.memory_formula import node_memory
 from penstock.server.commands.plan import report
-from penstock.server.forecast.window_figures import add_up
-from penstock.server.job import Job
-from penstock.server.local import LocalLoader
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Maker
-from penstock.server.planned.plan import Plan
+from penstock.server.planning.log.job_plan import Plan
+from penstock.server.planning.report.window_figures import add_up
 from penstock.server.roles import (
     BestFitDecreasingPackingBatcher,
     ConcatPackingBatcher,
@@ -31,6 +30,7 @@ from penstock.server.roles import (
 )
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.sources import ItemsSource
+from penstock.server.transports.local import LocalLoader
 from planned import with_plan
 
 ROW = 64

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import open_planner
-from penstock.server.planned import stream
-from penstock.server.planned.plan import Plan
-from penstock.server.planned.stream import Stream
+from penstock.server.planning.log import group_stream as stream
+from penstock.server.planning.log.group_stream import GroupStream
+from penstock.server.planning.log.job_plan import Plan
 from penstock.server.roles import Blocks, IndexedSource, MapDistributor, PackedCollator
 from penstock.server.roles.batchers import BestFitDecreasingPackingBatcher, SimpleBatcher
 from planned import with_plan
@@ -164,13 +164,13 @@ def test_a_window_is_packed_once_while_there_is_room(
 ) -> None:
     """In all epochs; with room for fewer samples it is packed again, to the same batches."""
     packed: Counter[int] = Counter()
-    window_of = Stream.window
+    window_of = GroupStream.window
 
-    def count(stream: Stream, number: int, *rest: Any) -> Any:
+    def count(stream: GroupStream, number: int, *rest: Any) -> Any:
         packed[number] += 1
         return window_of(stream, number, *rest)
 
-    monkeypatch.setattr(Stream, "window", count)
+    monkeypatch.setattr(GroupStream, "window", count)
 
     def walk() -> list[Any]:
         job = job_of(tmp_path, {"window": 60}, shuffle="full")

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from penstock.server.index.file import SizeIndex
-from penstock.server.job import Job
-from penstock.server.joint_job import JointJob
+from penstock.server.job.job import Job
+from penstock.server.job.joint_job import JointJob
+from penstock.server.job.role_set import RoleSet
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import open_planner
-from penstock.server.planned.plan import Plan
-from penstock.server.role_set import RoleSet
+from penstock.server.planning.index.index_file import SizeIndex
+from penstock.server.planning.log.job_plan import Plan
 from penstock.server.roles import (
     IterableDistributor,
     MapDistributor,

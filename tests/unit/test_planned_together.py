@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.planned.chains import MAX_CHAIN, Chains, chains_of, shared_by
-from penstock.server.planned.order import BalancedOrder, WindowOrder, by_cost, in_steps
-from penstock.server.planned.packed import PackedWindow, pack
-from penstock.server.planned.together import Arranged, together
+from penstock.server.planning.log.arranged import Arranged, together
+from penstock.server.planning.log.batch_order import BalancedOrder, WindowOrder, by_cost, in_steps
+from penstock.server.planning.log.chains import MAX_CHAIN, Chains, chains_of, shared_by
+from penstock.server.planning.log.packed_window import PackedWindow, pack
 from penstock.server.roles.batchers import BestFitDecreasingPackingBatcher
 from resume.plans import BATCHERS
 

@@ -12,21 +12,26 @@ from typing import Any
 
 import numpy as np
 
-from penstock.server.core.condition import Condition
-from penstock.server.index.block import ItemSizes
-from penstock.server.index.file import SizeIndex, SourceBlocks, blocks_of, write_index
-from penstock.server.planned.windows import (
+from penstock.server.planning.index.block import ItemSizes
+from penstock.server.planning.index.index_file import (
+    SizeIndex,
+    SourceBlocks,
+    blocks_of,
+    write_index,
+)
+from penstock.server.planning.log.index_windows import (
     RUN,
     RUNS,
-    Piece,
+    LineStretch,
     Windows,
     cut,
     pieces_of,
     run_of,
 )
 from penstock.server.roles import Blocks
+from penstock.server.roles.condition import Condition
+from penstock.server.roles.distributors.joined_sources import Drawn, JoinedSources
 from penstock.server.roles.distributors.selection import Selection
-from penstock.server.roles.distributors.together import Drawn, Together
 from penstock.server.sources import ItemsSource
 
 
@@ -44,7 +49,7 @@ class Blocked(ItemsSource):
         return Blocks(self.sizes_of_blocks)
 
 
-def items_of(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
+def items_of(pieces: Sequence[LineStretch]) -> list[tuple[int, int]]:
     return [(piece.part, row) for piece in pieces for row in range(piece.start, piece.stop)]
 
 
@@ -53,7 +58,7 @@ def test_windows_are_cut_evenly_and_hold_every_item_in_order() -> None:
     for case in range(800):
         chance = random.Random(case)
         pieces = [
-            Piece(part, start, start + chance.randint(0, chance.choice([1, 5, 40])))
+            LineStretch(part, start, start + chance.randint(0, chance.choice([1, 5, 40])))
             for part in range(chance.randint(0, 12))
             for start in [chance.randint(0, 3)]
         ]
@@ -78,7 +83,9 @@ def test_whole_pieces_are_cut_where_the_nearest_ends() -> None:
     """So each storage block is in one window, and windows are as even as blocks allow."""
     for case in range(400):
         chance = random.Random(case)
-        pieces = [Piece(part, 0, chance.randint(1, 9)) for part in range(chance.randint(1, 20))]
+        pieces = [
+            LineStretch(part, 0, chance.randint(1, 9)) for part in range(chance.randint(1, 20))
+        ]
         length = chance.randint(1, 60)
 
         windows = cut(pieces, length, whole=True)
@@ -95,14 +102,14 @@ def test_whole_pieces_are_cut_where_the_nearest_ends() -> None:
 
 def test_a_window_of_one_item_and_one_of_all() -> None:
     """The ends of the scale."""
-    pieces = [Piece(0, 0, 3), Piece(1, 0, 2)]
+    pieces = [LineStretch(0, 0, 3), LineStretch(1, 0, 2)]
 
     assert cut(pieces, 1) == [
-        [Piece(0, 0, 1)],
-        [Piece(0, 1, 2)],
-        [Piece(0, 2, 3)],
-        [Piece(1, 0, 1)],
-        [Piece(1, 1, 2)],
+        [LineStretch(0, 0, 1)],
+        [LineStretch(0, 1, 2)],
+        [LineStretch(0, 2, 3)],
+        [LineStretch(1, 0, 1)],
+        [LineStretch(1, 1, 2)],
     ]
     assert cut(pieces, 10**12) == [pieces]
     assert cut([], 5) == []
@@ -121,7 +128,7 @@ def random_drawn(chance: random.Random) -> tuple[Drawn, dict[str, ItemsSource]]:
     where = chance.choice([None, Condition({"third": {"not": 1}})])
     ratios = [Fraction(chance.choice(["1", "0.3", "2.5"])) for _ in sources]
     if where is None and all(ratio == 1 for ratio in ratios):
-        return Together(sources), sources
+        return JoinedSources(sources), sources
     return Selection(sources, where, ratios, resample=False, seed=3), sources
 
 
@@ -211,15 +218,18 @@ def test_windows_hold_what_an_epoch_draws(tmp_path: Path) -> None:
 def test_pieces_are_blocks_or_runs_of_each_part(tmp_path: Path) -> None:
     """A seed permutes them; copies of an item are in lists of their own."""
     source = Blocked([{"third": 0}] * 10, [4, 0, 6])
-    plain, twice = Together({"a": source}), Selection({"a": source}, None, [Fraction(2)], False, 1)
+    plain, twice = (
+        JoinedSources({"a": source}),
+        Selection({"a": source}, None, [Fraction(2)], False, 1),
+    )
 
-    assert pieces_of(plain, None, None) == [[Piece(0, 0, 4), Piece(2, 0, 6)]]
+    assert pieces_of(plain, None, None) == [[LineStretch(0, 0, 4), LineStretch(2, 0, 6)]]
     assert pieces_of(plain, None, 3) == [
-        [Piece(0, 0, 3), Piece(0, 3, 4), Piece(2, 0, 3), Piece(2, 3, 6)]
+        [LineStretch(0, 0, 3), LineStretch(0, 3, 4), LineStretch(2, 0, 3), LineStretch(2, 3, 6)]
     ]
     assert [len(own) for own in pieces_of(twice, None, None)] == [2, 2]
-    runs = pieces_of(Together({"a": ItemsSource(list(range(200)))}), None, 10)[0]
-    mixed = pieces_of(Together({"a": ItemsSource(list(range(200)))}), 7, 10)[0]
+    runs = pieces_of(JoinedSources({"a": ItemsSource(list(range(200)))}), None, 10)[0]
+    mixed = pieces_of(JoinedSources({"a": ItemsSource(list(range(200)))}), 7, 10)[0]
     assert mixed != runs
     assert sorted(mixed) == runs
     assert [one.stop for one, other in pairwise(runs)] == [
@@ -231,11 +241,13 @@ def test_samples_of_a_window_are_mixed_by_the_seed(tmp_path: Path) -> None:
     """Without a shuffle they keep the order of the line, item by item and part by part."""
     sizes = ItemSizes(np.full(40, 2, np.uint32), np.arange(80))
     write_index(str(tmp_path / "i"), {}, [SourceBlocks("a", 40, blocks_of(sizes))])
-    drawn = Together({"a": ItemsSource(list(range(40)))})
+    drawn = JoinedSources({"a": ItemsSource(list(range(40)))})
     index = SizeIndex.open(str(tmp_path / "i"))
 
     def samples(seed: int | None, purpose: str = "") -> list[int]:
-        windows = Windows(drawn, index, ["a"], [[Piece(0, 0, 40)]], 100, 1, False, seed, purpose)
+        windows = Windows(
+            drawn, index, ["a"], [[LineStretch(0, 0, 40)]], 100, 1, False, seed, purpose
+        )
         return windows.samples(0).sizes.tolist()
 
     assert samples(None) == list(range(80))

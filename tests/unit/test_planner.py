@@ -11,13 +11,13 @@ import pytest
 
 from invariants import Ledger, check_conservation
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
-from penstock.server.job import Job
-from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
-from penstock.server.pipeline.counts import MAX_REASON_CHARACTERS, MAX_REASONS
+from penstock.server.job.job import Job
+from penstock.server.pipeline.draws_ahead import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.known_verdicts import VerdictBook
+from penstock.server.pipeline.lane_counts import MAX_REASON_CHARACTERS, MAX_REASONS
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.sample_planner import SamplePlanner
-from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.roles import (
     BestFitPackingBatcher,
     MapDistributor,

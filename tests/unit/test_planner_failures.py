@@ -8,10 +8,10 @@ import pytest
 
 from penstock.server.core.refs import BatchPlan
 from penstock.server.core.verdict import Verdict
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.known_verdicts import VerdictBook
 from penstock.server.pipeline.sample_planner import SamplePlanner
-from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.roles import (
     BestFitPackingBatcher,
     PackedCollator,

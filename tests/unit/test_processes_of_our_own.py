@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from penstock.server.collecting import SELDOM, collect_as_usual, collect_seldom
-from penstock.server.hidden import hidden
+from penstock.server.process.garbage import SELDOM, collect_as_usual, collect_seldom
+from penstock.server.process.hidden import hidden
 
 
 def test_garbage_is_looked_for_seldom_and_then_as_usual() -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from penstock.client import cli as reader_cli
 from penstock.client.cli import build_parser
+from penstock.common.programs import COMMANDS
 from penstock.server import cli as node_cli
 from penstock.server.commands.group import cli
-from penstock.wire.programs import COMMANDS
 
 
 def test_the_commands_of_both_programs_are_those_that_are_listed() -> None:

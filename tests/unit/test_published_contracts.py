@@ -11,8 +11,13 @@ import numpy as np
 import pytest
 
 from penstock.server.core.refs import Rows, SampleRef
-from penstock.server.job import Job
-from penstock.server.roles import BatchCollator, IndexedSource, RawItemProcessor, SampleBatcher
+from penstock.server.job.job import Job
+from penstock.server.roles import (
+    BatchCollator,
+    IndexedSource,
+    RawItemProcessor,
+    SampleBatcher,
+)
 from penstock.server.roles.base import Sample
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.sources import ItemsSource

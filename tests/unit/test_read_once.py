@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
-from penstock.server.pipeline.kept import KeptItems
+from penstock.server.job.job import Job
+from penstock.server.pipeline.kept_items import KeptItems
 from penstock.server.pipeline.line import Line
 from penstock.server.roles import BestFitPackingBatcher, IdentityProcessor, PackedCollator
 from penstock.server.sources import ItemsSource, ParquetSource
+from penstock.server.usercode.held_bytes import held_bytes
 from penstock.wire.errors import SourceUnavailable
 from resume.plans import BATCHERS, ChoosyProcessor, SizedProcessor, raw_items
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.server.node.homes import Homes
-from penstock.server.roles.distributors.blocks import BlockOrder
+from penstock.server.node.demand.lane_assignment import GroupAssignment
+from penstock.server.roles.distributors.block_shuffle import BlockOrder
 from penstock.server.roles.reading import MOST_AMPLIFICATION, Reading
 
 
@@ -19,7 +19,7 @@ def test_what_an_epoch_reads_is_known_from_borders_alone(blocks: int, workers: i
     """Each border between two workers costs one block more, or none where it lies between two."""
     groups = 16
     order = BlockOrder([97] * blocks, groups, 4, 7, 0, "main")
-    homes = Homes(groups)
+    homes = GroupAssignment(groups)
     homes.settle(range(workers))
     of = {(homes.of(p % groups), order[p] // 97) for p in range(len(order))}
     told = reading(groups, 5, blocks).amplification(workers)

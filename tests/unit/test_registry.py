@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 
 from penstock.server import roles
-from penstock.server.jobs.location import Location
-from penstock.server.jobs.parameters import describe_type
+from penstock.server.config.class_parameters import describe_type
+from penstock.server.config.location import Location
 from penstock.server.jobs.registry import KINDS, absolute, build, resolve_path
 from penstock.server.roles import (
     BestFitPackingBatcher,

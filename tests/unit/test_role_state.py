@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.server.core.refs import ItemRef, Rows, SampleRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles import Sample, SampleBatcher

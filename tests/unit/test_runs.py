@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
 from penstock.server.core.verdict import Verdict
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.batching import Batching
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.sample_planner import SamplePlanner

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.server.commands.purity import check_promises
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.server.roles import (

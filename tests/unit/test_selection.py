@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.server.core.condition import Condition, Kept
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
+from penstock.server.roles.condition import Condition, Kept
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources import ItemsSource, ParquetSource
@@ -200,8 +200,8 @@ def test_a_subset_of_what_is_kept_is_counted_of_that() -> None:
 def test_a_second_start_reads_no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a condition keeps is noted with the hashes of the files, and workers are given it."""
     monkeypatch.setenv("PENSTOCK_HASH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.server.sources.catalog._kept", [])
-    monkeypatch.setattr("penstock.server.sources.catalog.SETTLED_S", -1.0)
+    monkeypatch.setattr("penstock.server.files.catalog._kept", [])
+    monkeypatch.setattr("penstock.server.files.catalog.SETTLED_S", -1.0)
     pq.write_table(pa.Table.from_pylist(rows(40)), tmp_path / "a.parquet", row_group_size=7)
     condition = Condition({"language": "en"})
 

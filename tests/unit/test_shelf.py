@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.server.node.life import Life
-from penstock.server.node.shelf import Shelf
-from penstock.server.store.memory import MemoryStore
+from penstock.server.node.supply.life import Life
+from penstock.server.node.supply.snapshot_writer import SnapshotWriter
+from penstock.server.store.in_memory import MemoryStore
 from penstock.server.store.records import SnapshotRecord
 
 LOG = bytes(32)
 
 
-class CountingShelf(Shelf):
+class CountingShelf(SnapshotWriter):
     """Counts how often it looks for something to write."""
 
     def __init__(self) -> None:

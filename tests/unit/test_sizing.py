@@ -8,7 +8,7 @@ import math
 import pytest
 
 from penstock.server.commands.core_rate import CoreRate, rate_of
-from penstock.server.commands.memory import NodeMemory
+from penstock.server.commands.memory_formula import NodeMemory
 from penstock.server.commands.size_report import notes_of_core
 from penstock.server.commands.sizing import (
     HEAD_ROOM,
@@ -23,7 +23,7 @@ from penstock.server.commands.sizing import (
     size_of,
     store_writes,
 )
-from penstock.server.job import MAX_LANES
+from penstock.server.job.job import MAX_LANES
 from penstock.wire.errors import InvalidRequest
 
 GIB = 1 << 30

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.line import Line
 from penstock.server.roles import IterableDistributor
 from penstock.server.sources import HfStreamSource, TorchDatasetSource
 from penstock.server.sources.hf_stream import MARK_ROWS
 from penstock.server.testing import check_job, check_stream
 from penstock.wire.errors import BadBatch, InvalidJob, SourceChanged
-from penstock.wire.refs import shard_row
+from penstock.wire.item_numbers import shard_row
 
 ROWS = (5, 0, 280, 3)
 """Rows of the files; in one of them lies a mark."""

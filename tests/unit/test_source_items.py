@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.sources import ItemsSource
-from penstock.server.sources.items import canonical_bytes
+from penstock.server.sources.item_list import canonical_bytes
 from penstock.wire.errors import InvalidJob
 
 ALIKE = [

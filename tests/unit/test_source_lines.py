@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.index.place import Place
+from penstock.server.planning.index.index_place import IndexPlace
 from penstock.server.roles.base import IndexedSource
 from penstock.server.sources import (
     CsvSource,
@@ -255,7 +255,7 @@ def test_this_machine_may_be_named_in_a_url(tmp_path: Path) -> None:
 
     assert named.identity() == plain.identity()
     assert all_items(meta) == all_items(named) == [{"a": 1}]
-    assert Place(f"file://localhost{path}").size() == path.stat().st_size
+    assert IndexPlace(f"file://localhost{path}").size() == path.stat().st_size
     stream = HfStreamSource("json", data_files=f"file://localhost{path}")
     assert [item for item, _ in stream.open(0, None)] == [{"a": 1}]
 
@@ -282,7 +282,7 @@ def test_what_was_found_is_kept_for_the_next_start(
     monkeypatch.setenv("PENSTOCK_HASH_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n')
-    monkeypatch.setattr("penstock.server.sources.catalog.SETTLED_S", -1.0)
+    monkeypatch.setattr("penstock.server.files.catalog.SETTLED_S", -1.0)
     first = JsonlSource(str(path)).identity()
     reads: list[int] = []
     opened = os.stat(path).st_size

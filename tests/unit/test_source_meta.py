@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.server.commands.purity import first_items
-from penstock.server.core.condition import Condition
-from penstock.server.job import Job
+from penstock.server.job.job import Job
+from penstock.server.roles.condition import Condition
 from penstock.server.roles.distributors import MapDistributor, MixtureDistributor
 from penstock.server.sources import MetaSource
 from penstock.wire.errors import BadItem, InvalidJob

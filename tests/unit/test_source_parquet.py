@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.server.files.content import BLOCK_BYTES, content_hash, sampled_ranges
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.sources import ParquetSource
-from penstock.server.sources.content import BLOCK_BYTES, content_hash, sampled_ranges
 from penstock.wire.errors import (
     BadItem,
     InvalidJob,

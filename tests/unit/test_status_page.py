@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from penstock.server.node.page import STAGES as STAGES_OF_WORKERS
-from penstock.server.rpc.caller import Caller
-from penstock.server.status_page.history import EVERY_S, FRESH_S, KEPT_S, History
-from penstock.server.status_page.routes import FILE, Shared, is_local, policy
-from penstock.server.status_page.strip import STAGES, strip
+from penstock.server.access.caller import Caller
+from penstock.server.processes.page import STAGES as STAGES_OF_WORKERS
+from penstock.server.web.history import EVERY_S, FRESH_S, KEPT_S, History
+from penstock.server.web.routes import FILE, SharedText, is_local, policy
+from penstock.server.web.strip import STAGES, strip
 
 COUNTS = ("items", "read_bytes", "tokens", "padding_tokens", "sent_batches", "sent_bytes")
 
@@ -149,7 +149,7 @@ def test_viewers_who_may_see_the_same_share_a_text_and_others_do_not() -> None:
         made.append((caller.name, of["n"]))
         return {caller.name: of["n"]}
 
-    shared = Shared(seen)
+    shared = SharedText(seen)
     one, two = Caller(name="one"), Caller(name="two")
     before, now = {"n": 1}, {"n": 2}
 

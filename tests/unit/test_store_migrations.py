@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from penstock.server.store import SqliteStore, migrations, schema
+from penstock.server.store import SqliteStore, migrations
+from penstock.server.store import sqlite_schema as schema
 from penstock.server.store.records import BeginRequest, Halt, JobRecord, Seen
 from penstock.wire.errors import StaleGeneration, StoreCorrupt
 from penstock.wire.order import Order

@@ -15,10 +15,10 @@ import pytest
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.store import Memory, MemoryStore, Store
-from penstock.server.store.memory import MemoryTables
+from penstock.server.store.in_memory import MemoryTables
 from penstock.server.store.records import (
+    BeginAnswer,
     BeginRequest,
-    Begun,
     CheckpointRecord,
     Committed,
     GroupRecord,
@@ -38,7 +38,15 @@ from penstock.server.store.rows import (
     TimelineRow,
     VerdictRow,
 )
-from penstock.server.store.rules import groups, lanes, verdicts
+from penstock.server.store.rules import (
+    group_rules as groups,
+)
+from penstock.server.store.rules import (
+    lane_records as lanes,
+)
+from penstock.server.store.rules import (
+    verdict_rules as verdicts,
+)
 from penstock.server.store.tables import Tables, finish
 from penstock.wire.errors import LogDiverged, PenstockError, StaleGeneration, UnknownGroup
 from penstock.wire.order import Order
@@ -240,7 +248,7 @@ class Explorer:
             return
         state, again = self.state(), Timeless(self.memory)
         repeated = finish(action.operation(again))
-        if isinstance(answer, Begun):
+        if isinstance(answer, BeginAnswer):
             assert repeated.joined
             repeated, answer = repeated.generation, answer.generation
         assert repeated == answer
@@ -285,7 +293,7 @@ def check(
     assert after is not None
     if isinstance(answer, Moved):
         return check_moved(world, action, answer, after)
-    assert isinstance(answer, Begun)
+    assert isinstance(answer, BeginAnswer)
     who = Holder(answer.token, answer.generation)
     if answer.joined:
         assert who == world.holder

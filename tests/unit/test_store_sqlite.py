@@ -17,7 +17,8 @@ import pytest
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
-from penstock.server.store import SqliteStore, migrations, schema
+from penstock.server.store import SqliteStore, migrations
+from penstock.server.store import sqlite_schema as schema
 from penstock.server.store.lock import FileLock
 from penstock.server.store.records import BeginRequest, JobRecord, Seen, SnapshotRecord
 from penstock.wire.errors import StoreCorrupt, StoreLocked, StoreUnavailable
@@ -550,8 +551,8 @@ async def test_an_operation_that_raises_undoes_its_own_writes(tmp_path: Path) ->
 
 async def test_old_history_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, tokens and unread plans with their snapshots: a long life does not grow the store."""
-    monkeypatch.setattr("penstock.server.store.rules.groups.KEPT_ROWS", 4)
-    monkeypatch.setattr("penstock.server.store.rules.groups.KEPT_TOKENS", 8)
+    monkeypatch.setattr("penstock.server.store.rules.group_rules.KEPT_ROWS", 4)
+    monkeypatch.setattr("penstock.server.store.rules.group_rules.KEPT_TOKENS", 8)
     path = tmp_path / "penstock.db"
     store = SqliteStore(path)
     await store.open()

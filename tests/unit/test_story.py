@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.server.rpc import story
-from penstock.server.rpc.story import (
+from penstock.server.rpc import event_log as story
+from penstock.server.rpc.event_log import (
     BEGAN,
     JOINED,
     LEFT,
     LINES,
     MAX_LINES,
     MAX_PLACES,
-    Story,
+    EventLog,
     ranges,
 )
 
@@ -43,17 +43,17 @@ class Clock:
         self.now = end
 
 
-def told(run: Callable[[Story, Clock], None]) -> list[dict[str, Any]]:
+def told(run: Callable[[EventLog, Clock], None]) -> list[dict[str, Any]]:
     clock = Clock()
     with capture_logs() as lines:
-        run(Story(lambda: clock.now, clock.later), clock)
+        run(EventLog(lambda: clock.now, clock.later), clock)
     return [dict(line) for line in lines]
 
 
 def test_a_thousand_ranks_that_join_are_some_lines() -> None:
     """The first are named one by one, the others in one line, and nobody is lost."""
 
-    def join(tale: Story, clock: Clock) -> None:
+    def join(tale: EventLog, clock: Clock) -> None:
         for rank in range(1000):
             tale.tell(JOINED, job="code", group="run", rank=rank, world_size=1000, peer="a")
         clock.run_to(60.0)
@@ -70,7 +70,7 @@ def test_a_thousand_ranks_that_join_are_some_lines() -> None:
 def test_a_reader_that_comes_and_goes_all_day_costs_a_line_in_five_minutes() -> None:
     """As long as it goes on the lines get rarer; when it has stopped it is told as before."""
 
-    def flap(tale: Story, clock: Clock) -> None:
+    def flap(tale: EventLog, clock: Clock) -> None:
         for second in range(24 * 3600):
             clock.run_to(float(second))
             tale.tell(LEFT, job="code", group="run", rank=3, why="hung up")
@@ -89,7 +89,7 @@ def test_a_reader_that_comes_and_goes_all_day_costs_a_line_in_five_minutes() -> 
 def test_one_group_does_not_hide_another() -> None:
     """Also after more groups than are counted one by one."""
 
-    def many(tale: Story, clock: Clock) -> None:
+    def many(tale: EventLog, clock: Clock) -> None:
         for rank in range(100):
             tale.tell(JOINED, job="code", group="loud", rank=rank)
         tale.tell(JOINED, job="code", group="quiet", rank=0)
@@ -109,7 +109,7 @@ def test_one_group_does_not_hide_another() -> None:
 def test_groups_that_somebody_invents_do_not_fill_the_log() -> None:
     """Whoever may call names a new one each time, for an hour; nobody is lost."""
 
-    def flood(tale: Story, clock: Clock) -> None:
+    def flood(tale: EventLog, clock: Clock) -> None:
         for number in range(36_000):
             clock.run_to(number / 10)
             tale.tell(BEGAN, job=f"j{number}", group=f"g{number}", rank=0)
@@ -125,7 +125,7 @@ def test_groups_that_somebody_invents_do_not_fill_the_log() -> None:
 def test_what_was_only_counted_is_told_at_the_end() -> None:
     """A node that ends in a flood says what there was, and a reader without a group has none."""
 
-    def end(tale: Story, _: Clock) -> None:
+    def end(tale: EventLog, _: Clock) -> None:
         for rank in range(LINES + 2):
             tale.tell(LEFT, job="code", group="", rank=rank, why="the node shuts down", step=rank)
         tale.close()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from penstock.server.node.peers import Peer
-from penstock.server.node.reader import Reader
-from penstock.server.rpc.call import Call
-from penstock.server.rpc.streams import Stream
+from penstock.server.node.demand.peers import Peer
+from penstock.server.node.demand.stream_demand import StreamDemand
+from penstock.server.rpc.call import ReadCallContext
+from penstock.server.rpc.streams import OpenRead
 from penstock.server.rpc.unsent import MUCH_BYTES, Unsent
 from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES, frame
 from penstock.wire.order import Share
@@ -17,11 +17,11 @@ from penstock.wire.v1 import feed_pb2
 MB = 1_000_000
 
 
-def stream(unsent: Unsent | None = None) -> Stream:
+def stream(unsent: Unsent | None = None) -> OpenRead:
     """Return a stream that has sent nothing."""
     nothing = cast(Any, None)  # a reader that takes nothing asks nothing of its log and its job
-    reader = Reader(nothing, Share(1, 0, 1), None, 0, None, lambda: None, nothing, Peer())
-    return Stream(feed_pb2.Open(), reader, asyncio.Event(), unsent=unsent)
+    reader = StreamDemand(nothing, Share(1, 0, 1), None, 0, None, lambda: None, nothing, Peer())
+    return OpenRead(feed_pb2.Open(), reader, asyncio.Event(), unsent=unsent)
 
 
 def test_the_first_large_batch_goes_in_the_fewest_messages() -> None:
@@ -43,7 +43,7 @@ def test_bundles_are_wide_until_one_was() -> None:
     assert one.bundle_bytes == CHUNK_BYTES
 
 
-class _Stuck(Call):
+class _Stuck(ReadCallContext):
     """A call whose consumer takes nothing."""
 
     def __init__(self) -> None:

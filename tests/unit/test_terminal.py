@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.server.commands.report import report
+from penstock.common.batch_text import batch_text
+from penstock.common.terminal import columns_of, folded, plain, plain_lines
+from penstock.server.commands.error_text import report
 from penstock.wire.errors import BadItem
-from penstock.wire.terminal import columns_of, folded, plain, plain_lines
-from penstock.wire.text import batch_text
 
 
 def test_only_what_can_be_printed_stays() -> None:

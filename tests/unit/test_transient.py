@@ -20,7 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
-from penstock.server.core.transient import is_transient
+from penstock.server.usercode.transient import is_transient
 from penstock.wire.errors import BadItem, SourceChanged, SourceUnavailable
 
 

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from penstock.server.job import Job
-from penstock.server.node import kept, lanes
-from penstock.server.node.crew import Hear, Lose
-from penstock.server.node.reader import Reader
+from penstock.server.job.job import Job
+from penstock.server.node.demand import cached as kept
+from penstock.server.node.demand import lane_state as lanes
+from penstock.server.node.demand.stream_demand import StreamDemand
+from penstock.server.node.supply.worker_pool import Hear, Lose
 from penstock.server.roles import (
     BatchCollator,
     BestFitPackingBatcher,
@@ -109,7 +110,7 @@ class World:
     def __init__(self, job: Job, store: SqliteStore, dice: random.Random) -> None:
         self.node = ThreadNode({"job": job}, store, workers=2, bound_bytes=1 << 20)
         self.dice, self.job = dice, job
-        self.readers: list[Reader] = []
+        self.readers: list[StreamDemand] = []
         self.given: dict[tuple[int, int], list[int]] = {}
         self.again = 0
         self.broken: list[str] = []
@@ -162,7 +163,7 @@ class World:
             self.take(dice.choice(self.readers))
         await asyncio.sleep(0.0005 if dice.random() < 0.2 else 0)
 
-    def take(self, reader: Reader) -> None:
+    def take(self, reader: StreamDemand) -> None:
         """Take a batch, and hold it against what was given at its address before."""
         try:
             entry = self.node.take(reader)
@@ -178,7 +179,7 @@ class World:
         assert self.given.setdefault(place, items) == items, f"{place} was {self.given[place]}"
         self.node.sent(reader, entry)
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, reader: StreamDemand) -> None:
         """End a reader."""
         self.readers.remove(reader)
         self.node.leave(reader)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.server.roles.distributors.windows import (
+from penstock.server.roles.distributors.default_windows import (
     MOST_BYTES,
     ROOMY_BYTES,
     blocks_needed,

@@ -12,7 +12,7 @@ import pytest
 from penstock.wire.digest import batch_digest
 from penstock.wire.errors import BadFrame, ChecksumMismatch
 from penstock.wire.frame import (
-    Layout,
+    BodyLayout,
     batch_messages,
     check_sealed,
     parse_reply,
@@ -45,7 +45,7 @@ def digest(
     host: tuple[str, ...] = (),
 ) -> str:
     """The digest of a batch at some place."""
-    plan = Layout(VALUES if values is None else values, host)
+    plan = BodyLayout(VALUES if values is None else values, host)
     body = bytearray(plan.nbytes)
     crc = write_body(plan, memoryview(body))
     samples = [(0, "source", where, 0, 0, None)] * where
@@ -134,7 +134,7 @@ def test_the_encoding_is_the_one_that_is_written_down() -> None:
 
 
 def sealed() -> bytes:
-    plan = Layout({"text": "hello", "n": 7})
+    plan = BodyLayout({"text": "hello", "n": 7})
     return with_position(write_header(plan, bytes(32), 1, 2, 0, COUNTS, []), 700)
 
 

@@ -13,17 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.common.terminal import plain_lines
 from penstock.wire import errors
-from penstock.wire.errors import (
-    ERRORS,
-    BadFrame,
-    BadItem,
-    PenstockError,
-    StaleGeneration,
-)
+from penstock.wire.errors import ERRORS, BadFrame, BadItem, PenstockError, StaleGeneration
 from penstock.wire.plain import clean_text
 from penstock.wire.sent_errors import ERROR_METADATA_KEY, decode_error, encode_error
-from penstock.wire.terminal import plain_lines
 from penstock.wire.v1 import error_pb2
 
 EVERY = sorted(ERRORS.values(), key=lambda cls: cls.code)

@@ -18,8 +18,8 @@ from penstock.wire.digest import batch_digest
 from penstock.wire.errors import BadFrame, ChecksumMismatch, UnsupportedValue
 from penstock.wire.frame import (
     MAX_HEADER_BYTES,
+    BodyLayout,
     ChunkView,
-    Layout,
     Reply,
     batch_messages,
     check_chunk,
@@ -58,7 +58,7 @@ def expected_messages(header: bytes, lane: int, offset: int, body: bytes, size: 
 @pytest.mark.parametrize("padding", [False, True])
 def test_a_header_is_what_protobuf_writes(position: int, padding: bool) -> None:
     """Fields written apart, the position last, make the canonical bytes of the whole message."""
-    plan = Layout({"x": np.arange(5, dtype=np.int16), "n": 3, "l": [None, "é"]}, host={"n"})
+    plan = BodyLayout({"x": np.arange(5, dtype=np.int16), "n": 3, "l": [None, "é"]}, host={"n"})
     body = bytearray(plan.nbytes)
     crc = write_body(plan, memoryview(body))
     counts = {"tokens": 5, "below": -7, "none": 0}
@@ -117,27 +117,27 @@ def test_a_header_is_what_protobuf_writes(position: int, padding: bool) -> None:
 
 def test_an_empty_batch_has_an_empty_header() -> None:
     """Nothing is written for what is nothing."""
-    assert write_header(Layout({}), b"", 0, 0, 0, {}, []) == b""
+    assert write_header(BodyLayout({}), b"", 0, 0, 0, {}, []) == b""
 
 
 @pytest.mark.parametrize("value", [1 << 63, -(1 << 63) - 1])
 def test_a_count_that_is_too_large_is_refused_by_name(value: int) -> None:
     """Counts are int64."""
     with pytest.raises(UnsupportedValue, match="'tokens'"):
-        write_header(Layout({}), LOG_ID, 0, 0, 0, {"tokens": value}, [])
+        write_header(BodyLayout({}), LOG_ID, 0, 0, 0, {"tokens": value}, [])
 
 
 def test_a_header_that_fits_no_message_is_refused() -> None:
     """The largest header travels with a full chunk; one byte more is refused with a way out."""
-    slack = len(write_header(Layout({"x": bytes(1 << 22)}), b"", 0, 0, 0, {}, [])) - (1 << 22)
-    largest = write_header(Layout({"x": bytes(MAX_HEADER_BYTES - slack)}), b"", 0, 0, 0, {}, [])
+    slack = len(write_header(BodyLayout({"x": bytes(1 << 22)}), b"", 0, 0, 0, {}, [])) - (1 << 22)
+    largest = write_header(BodyLayout({"x": bytes(MAX_HEADER_BYTES - slack)}), b"", 0, 0, 0, {}, [])
 
     message = next(batch_messages(with_position(largest, 1 << 62), 9, 1 << 62, bytes(CHUNK_BYTES)))
 
     assert len(largest) == MAX_HEADER_BYTES
     assert len(message) <= MAX_MESSAGE_BYTES
     with pytest.raises(UnsupportedValue, match="'uint8'"):
-        write_header(Layout({"x": bytes(MAX_HEADER_BYTES - slack + 1)}), b"", 0, 0, 0, {}, [])
+        write_header(BodyLayout({"x": bytes(MAX_HEADER_BYTES - slack + 1)}), b"", 0, 0, 0, {}, [])
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 127, 128, 129, 16384])
@@ -145,7 +145,7 @@ def test_a_header_that_fits_no_message_is_refused() -> None:
 def test_the_messages_of_a_batch_are_what_protobuf_writes(size: int, chunk_bytes: int) -> None:
     """Header and chunks, around every edge of a length that these sizes reach."""
     header, body = (
-        with_position(write_header(Layout({"n": 1}), LOG_ID, 1, 2, 3, {}, []), 9),
+        with_position(write_header(BodyLayout({"n": 1}), LOG_ID, 1, 2, 3, {}, []), 9),
         payload(size),
     )
 
@@ -158,7 +158,7 @@ def test_the_messages_of_a_batch_are_what_protobuf_writes(size: int, chunk_bytes
 @pytest.mark.parametrize("size", [1 << 14, 1 << 20, 1 << 21, 3 << 20])
 def test_large_bodies_are_what_protobuf_writes(size: int, extra: int) -> None:
     """The same for chunks of the real size, around the edges of longer lengths."""
-    header, body = write_header(Layout({"n": 1}), LOG_ID, 1, 2, 3, {}, []), bytes(size + extra)
+    header, body = write_header(BodyLayout({"n": 1}), LOG_ID, 1, 2, 3, {}, []), bytes(size + extra)
 
     messages = list(batch_messages(header, 1, 2, body))
 
@@ -198,7 +198,7 @@ def test_a_body_may_be_any_buffer() -> None:
 
 def test_generated_code_alone_reads_a_batch() -> None:
     """A client in any language needs nothing but the .proto; here protobuf does all the reading."""
-    plan = Layout({"x": np.arange(1000, dtype=np.int32)})
+    plan = BodyLayout({"x": np.arange(1000, dtype=np.int32)})
     body = bytearray(plan.nbytes)
     header = with_position(
         write_header(plan, LOG_ID, 1, 2, write_body(plan, memoryview(body)), {}, []), 1 << 20
@@ -442,7 +442,7 @@ def test_crc32c_is_the_published_one() -> None:
 
 def test_a_record_holds_the_fixed_keys() -> None:
     """What `cat --json` prints for a batch: keys in their order, one entry for each sample ref."""
-    plan = Layout({"x": np.zeros((2, 3), np.float16), "n": 1, "s": ["a"], "m": {}, "o": None})
+    plan = BodyLayout({"x": np.zeros((2, 3), np.float16), "n": 1, "s": ["a"], "m": {}, "o": None})
     body = bytearray(plan.nbytes)
     samples = [
         (0, "b", 7, 1, 0, (0, 5)),
@@ -488,7 +488,7 @@ def test_every_kind_of_value_has_a_name_for_people() -> None:
     values = {"i": 1, "f": 0.5, "b": True, "s": "", "y": b"", "l": [], "j": {}, "n": None}
     values["t"] = np.zeros(1)
 
-    header = feed_pb2.BatchHeader.FromString(write_header(Layout(values), b"", 0, 0, 0, {}, []))
+    header = feed_pb2.BatchHeader.FromString(write_header(BodyLayout(values), b"", 0, 0, 0, {}, []))
 
     kinds = [described["kind"] for described in describe_values(header).values()]
     assert kinds == ["int", "float", "bool", "str", "bytes", "list", "json", "none", "tensor"]

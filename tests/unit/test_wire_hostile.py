@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.wire.describe import describe_values
 from penstock.wire.errors import BadFrame, ChecksumMismatch
 from penstock.wire.frame import (
-    Layout,
+    BodyLayout,
     batch_messages,
     check_chunk,
     check_crc,
@@ -27,9 +27,9 @@ from penstock.wire.frame import (
     write_body,
     write_header,
 )
-from penstock.wire.packed import PER_TOKEN, Derived, Rows
+from penstock.wire.packed_rows import PER_TOKEN, Derived, PackedRows
 from penstock.wire.v1 import feed_pb2
-from penstock.wire.values import MAX_DIMENSIONS, MAX_LIST_DEPTH
+from penstock.wire.value_types import MAX_DIMENSIONS, MAX_LIST_DEPTH
 
 MAX_BODY_BYTES = 1 << 20
 
@@ -41,7 +41,7 @@ KINDS = {
     "r": 0.5,
     "b": b"raw",
 }
-ROWS = Rows(
+ROWS = PackedRows(
     np.arange(8, dtype=np.int32).reshape(2, 4),
     np.array([0, 2, 4, 8], np.int32),
     np.array([2, 0, 3], np.int32),
@@ -60,7 +60,7 @@ PACKED = {f"p{rule}": of_rows(rule) for rule in PER_TOKEN} | {
 
 def valid_message(values: dict[str, Any]) -> bytes:
     """One message that holds a whole batch."""
-    plan = Layout(values)
+    plan = BodyLayout(values)
     body = bytearray(plan.sent_bytes)
     crc = write_body(plan, memoryview(body))
     header = write_header(plan, b"log", 1, 300, crc, {"tokens": 5}, [(0, "s", 1, 0, 0, (2, 3))])

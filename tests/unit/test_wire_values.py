@@ -22,7 +22,7 @@ from penstock.wire import ALIGNMENT
 from penstock.wire.describe import describe_values
 from penstock.wire.errors import MissingExtra, UnsupportedValue
 from penstock.wire.frame import (
-    Layout,
+    BodyLayout,
     batch_messages,
     check_chunk,
     check_crc,
@@ -34,14 +34,14 @@ from penstock.wire.frame import (
     write_header,
 )
 from penstock.wire.v1 import feed_pb2
-from penstock.wire.values import MAX_JSON_DEPTH, MAX_LIST_DEPTH, STORAGE
+from penstock.wire.value_types import MAX_JSON_DEPTH, MAX_LIST_DEPTH, STORAGE
 
 NUMPY_DTYPES = sorted(set(STORAGE) - {"bfloat16"})
 
 
 def travel(values: dict[str, Any]) -> tuple[feed_pb2.BatchHeader, bytearray]:
     """Return the header and body of a batch as a client holds them after the whole way."""
-    plan = Layout(values)
+    plan = BodyLayout(values)
     body = np.full(plan.nbytes, 0xA5, np.uint8)
     crc = write_body(plan, body)
     head = with_position(write_header(plan, bytes(32), 1, 2, crc, {}, []), 7)
@@ -364,9 +364,9 @@ class Refusing:
 def test_what_has_no_form_is_refused_by_name(value: Any, remedy: str) -> None:
     """The error names the key, the type and the way out, inside lists the index too."""
     with pytest.raises(UnsupportedValue, match=remedy) as plain:
-        Layout({"key": value})
+        BodyLayout({"key": value})
     with pytest.raises(UnsupportedValue, match=r"key\[1\]"):
-        Layout({"key": [None, value]})
+        BodyLayout({"key": [None, value]})
 
     assert "'key" in str(plain.value)
     assert plain.value.fields["name"].startswith("key")
@@ -384,13 +384,13 @@ def test_the_deepest_values_that_are_accepted_arrive() -> None:
 def test_a_name_is_a_text(name: Any) -> None:
     """A key of a batch that is no text, or an empty one, is refused."""
     with pytest.raises(UnsupportedValue):
-        Layout({name: 1})
+        BodyLayout({name: 1})
 
 
 def test_tensors_lie_aligned_in_order_and_zeros_between() -> None:
     """Each starts at the next multiple of 64, the body ends with the last, every byte is set."""
     sizes = [1, 63, 64, 0, 65, 0, 7]
-    plan = Layout({f"x{i}": np.full(size, 255, np.uint8) for i, size in enumerate(sizes)})
+    plan = BodyLayout({f"x{i}": np.full(size, 255, np.uint8) for i, size in enumerate(sizes)})
     bodies = [np.full(plan.nbytes, fill, np.uint8) for fill in (0x00, 0xFF)]
 
     crcs = {write_body(plan, body) for body in bodies}
@@ -408,7 +408,7 @@ def test_tensors_lie_aligned_in_order_and_zeros_between() -> None:
 
 def test_a_batch_without_tensors_has_no_body() -> None:
     """Values that live in the header take no byte of the body."""
-    plan = Layout({"a": 1, "b": [None, "x"]})
+    plan = BodyLayout({"a": 1, "b": [None, "x"]})
 
     assert plan.nbytes == 0
     assert write_body(plan, memoryview(bytearray())) == 0
@@ -417,7 +417,7 @@ def test_a_batch_without_tensors_has_no_body() -> None:
 @pytest.mark.parametrize("length", [0, 127, 129])
 def test_a_body_is_written_into_exactly_its_place(length: int) -> None:
     """A buffer of another length than the body is refused."""
-    plan = Layout({"x": np.zeros(128, np.uint8)})
+    plan = BodyLayout({"x": np.zeros(128, np.uint8)})
 
     with pytest.raises(ValueError, match=f"128 bytes, the buffer {length}"):
         write_body(plan, memoryview(bytearray(length)))
@@ -426,7 +426,7 @@ def test_a_body_is_written_into_exactly_its_place(length: int) -> None:
 def test_objects_are_canonical() -> None:
     """The order in which a dict was filled does not reach the wire."""
     headers = {
-        write_header(Layout({"x": value}), b"", 0, 0, 0, {}, [])
+        write_header(BodyLayout({"x": value}), b"", 0, 0, 0, {}, [])
         for value in ({"a": 1, "b": {"d": 2, "c": 3}}, {"b": {"c": 3, "d": 2}, "a": 1})
     }
 
@@ -450,7 +450,7 @@ def test_decoded_tensors_are_views_of_the_body() -> None:
 def test_places_are_announced() -> None:
     """Names given as `host` are marked so, all others belong on the device."""
     header = write_header(
-        Layout({"a": np.zeros(1), "b": np.zeros(1)}, host={"b"}), b"", 0, 0, 0, {}, []
+        BodyLayout({"a": np.zeros(1), "b": np.zeros(1)}, host={"b"}), b"", 0, 0, 0, {}, []
     )
 
     places = [named.place for named in feed_pb2.BatchHeader.FromString(header).values]

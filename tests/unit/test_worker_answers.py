@@ -13,23 +13,23 @@ import pytest
 from harness import write_job_file
 from penstock.server.jobs.definition import rebuild
 from penstock.server.jobs.load import load
-from penstock.server.node.messages import (
+from penstock.server.node.protocol.messages import (
     Cost,
-    Counted,
+    CountsSaid,
     Done,
     FromServer,
     FromWorker,
     KnowJob,
     OpenLine,
-    Plan,
+    PlanAhead,
     Planned,
     Produce,
     TicketFailed,
     Warned,
 )
-from penstock.server.node.outbox import Outbox
-from penstock.server.node.page import PAGE_BYTES, Page
-from penstock.server.node.worker import Worker
+from penstock.server.node.workers.outbox import Outbox
+from penstock.server.node.workers.worker import Worker
+from penstock.server.processes.page import PAGE_BYTES, Page
 from unit.memory_port import memory_ports
 
 ROLES = """
@@ -143,9 +143,9 @@ def test_no_job_pays_for_another(talk: Talk, way: str) -> None:
     """What was held is told with the next answer, whatever that is: before another job's."""
     first = talk.ask("a", CHEAP, 1)
     before = talk.charged(first.ticket - 1)
-    second: Produce | Plan = talk.ask("a", 0, 777)
+    second: Produce | PlanAhead = talk.ask("a", 0, 777)
     if way == "plan":
-        second = Plan(second.ticket, talk.logs["a"], 0, 0, False, 3, 1)
+        second = PlanAhead(second.ticket, talk.logs["a"], 0, 0, False, 3, 1)
     third = talk.ask("b", 0, 2)
     talk.send(first, second, third)
 
@@ -184,7 +184,7 @@ def test_what_cannot_be_sent_takes_nothing_with_it() -> None:
     for told in ({"batcher:x": 1 << 70}, {"batcher:\udcff": 1}):
         for hold in (False, True):
             with pytest.raises((OverflowError, UnicodeEncodeError)):
-                outbox.send([Counted(b"log", 0, told, {})], hold=hold)
+                outbox.send([CountsSaid(b"log", 0, told, {})], hold=hold)
     outbox.send([Warned("next")])
 
     assert ours.receive(wait=True) == [Warned("held"), Warned("next")]

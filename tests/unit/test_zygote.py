@@ -20,8 +20,8 @@ import pytest
 
 from harness import ENVIRONMENT
 from invariants import eventually
-from penstock.server.environment import FIXED
-from penstock.server.node.start import Process, preload, program_environment, start
+from penstock.server.process.environment import FIXED
+from penstock.server.processes.start import Process, preload, program_environment, start
 
 TASK = "unit.zygote_task"
 DEADLINE_S = 60.0
@@ -48,7 +48,7 @@ def zygotes() -> list[int]:
     return [
         pid
         for pid in found
-        if b"penstock.server.node.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"penstock.server.processes.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 
@@ -144,8 +144,8 @@ def test_what_jobs_will_need_is_imported_once_unless_it_starts_a_thread(
 ) -> None:
     """A package that starts one is imported by each process for itself."""
     monkeypatch.setenv("SOMEBODY_SAID", package)
-    monkeypatch.setattr("penstock.server.node.start._packages", [])
-    monkeypatch.setattr("penstock.server.node.start._modules", [])
+    monkeypatch.setattr("penstock.server.processes.start._packages", [])
+    monkeypatch.setattr("penstock.server.processes.start._modules", [])
     preload([TASK], [package])
 
     with told_by() as (_, told), told_by() as (_, other):
@@ -206,7 +206,7 @@ def test_threads_may_ask_at_the_same_time() -> None:
 
 ASKS = """
 import os, sys
-from penstock.server.node.start import start
+from penstock.server.processes.start import start
 
 kept = []
 while True:

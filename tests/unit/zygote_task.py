@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-from penstock.server.node.child import Inherited, is_forked
+from penstock.server.processes.child import Inherited, is_forked
 
 
 def main(inherited: Inherited) -> None:

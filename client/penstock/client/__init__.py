@@ -27,7 +27,7 @@ from penstock.client.loader import Loader
 from penstock.client.loop.steps import Batch, BatchInfo, BatchLayout, Step
 from penstock.client.run.options import Limits
 from penstock.client.run.ranks import Ranks
-from penstock.wire.malloc import keep_memory
+from penstock.common.malloc import keep_memory
 
 __all__ = [
     "Batch",

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.wire.errors import UnsupportedValue
 from penstock.wire.frame import bfloat16_dtype
-from penstock.wire.values import BFLOAT16, STORAGE
+from penstock.wire.value_types import BFLOAT16, STORAGE
 
 Array: TypeAlias = Any
 """Of NumPy, cupy or torch. They share operators, `shape`, `ndim`, `reshape`, and indexing."""

@@ -33,7 +33,7 @@ import numpy as np
 
 from penstock.client.array_libraries import Array, arrays_like, each_array
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.values import BFLOAT16, STORAGE
+from penstock.wire.value_types import BFLOAT16, STORAGE
 
 FLOATS = frozenset({"float16", "float32", "float64", BFLOAT16})
 

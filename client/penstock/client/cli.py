@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from penstock.common.malloc import keep_memory
+from penstock.common.programs import COMMANDS, unknown_command
+from penstock.common.terminal import columns_of, folded, plain, plain_lines
 from penstock.wire.errors import PenstockError
-from penstock.wire.malloc import keep_memory
-from penstock.wire.programs import COMMANDS, unknown_command
-from penstock.wire.terminal import columns_of, folded, plain, plain_lines
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 

@@ -25,9 +25,9 @@ from penstock.client.run.ranks import Ranks, WorldRank
 from penstock.client.run.unknown_parameters import refuse_unknown
 from penstock.client.session.loader_state import LoaderState
 from penstock.client.session.session import StartPoint
-from penstock.wire.checks import step_argument
+from penstock.common.checks import step_argument
 from penstock.wire.errors import InvalidRequest, NoGroup, PastEnd, PositionFar
-from penstock.wire.transport import Transport
+from penstock.wire.transports import Transport
 
 logger = logging.getLogger("penstock")
 

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.common.nearest import hint
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.nearest import hint
 
 NO_LENGTH = -1000
 """What fills `seq_lens` after a row's last document."""

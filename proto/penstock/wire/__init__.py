@@ -5,17 +5,17 @@ processes can use it.
 
 * `penstock.wire.v1`: the `.proto` files and the code generated from them.
 * `penstock.wire.frame`: the only room that knows the layout of a batch in bytes.
-* `penstock.wire.packed`: what follows from the ids of packed rows, and how it is made.
-* `penstock.wire.values`: what a batch may hold; `penstock.wire.digest`: one hash of all of it.
+* `penstock.wire.packed_rows`: what follows from the ids of packed rows, and how it is made.
+* `penstock.wire.value_types`: what a batch may hold; `penstock.wire.digest`: one hash of all of it.
 * `penstock.wire.order`: lane, offset, position, step: the arithmetic that both halves must share.
-* `penstock.wire.prefetch`: how many batches are fetched ahead.
+* `penstock.common.prefetch`: how many batches are fetched ahead.
 * `penstock.wire.parse`: bytes of the other side as a message.
 * `penstock.wire.errors`: every error, its stable code and its gRPC status.
-* `penstock.wire.attempts`: what an attempt is called after a seek.
-* `penstock.wire.transport`: what a Loader talks to.
-* `penstock.wire.programs`: the commands of both programs, and which program has which.
-* `penstock.wire.terminal`: texts of others, harmless in a terminal.
-* `penstock.wire.malloc`: glibc, told to keep memory for messages.
+* `penstock.wire.attempt_names`: what an attempt is called after a seek.
+* `penstock.wire.transports`: what a Loader talks to.
+* `penstock.common.programs`: the commands of both programs, and which program has which.
+* `penstock.common.terminal`: texts of others, harmless in a terminal.
+* `penstock.common.malloc`: glibc, told to keep memory for messages.
 """
 
 PROTOCOL = 2

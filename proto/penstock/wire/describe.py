@@ -7,7 +7,7 @@ from typing import Any
 from penstock.wire.digest import batch_digest
 from penstock.wire.frame.octets import Buffer
 from penstock.wire.v1 import feed_pb2
-from penstock.wire.values import DATASET_NAME
+from penstock.wire.value_types import DATASET_NAME
 
 _KINDS = {
     "tensor": "tensor",

@@ -13,21 +13,21 @@ from typing import TextIO
 
 import structlog
 
-from penstock.server.access import Access
-from penstock.server.allocator import chosen
-from penstock.server.collecting import collect_as_usual
+from penstock.common.malloc import keep_memory
+from penstock.server.access.callers import Access
+from penstock.server.access.tls import LOOK_S, NodeTls
 from penstock.server.jobs.load import Config
 from penstock.server.jobs.settings import ServerSettings
-from penstock.server.metrics import Metrics
+from penstock.server.metrics.node_metrics import Metrics
 from penstock.server.node.node import Node
+from penstock.server.process.allocator import chosen
+from penstock.server.process.garbage import collect_as_usual
 from penstock.server.rpc.connections import raise_files
 from penstock.server.rpc.opening import VERSION
 from penstock.server.rpc.service import Service
 from penstock.server.store import open_store
 from penstock.server.store.watch import StoreWatch
-from penstock.server.tls import LOOK_S, NodeTls
 from penstock.wire.errors import InvalidRequest, PenstockError
-from penstock.wire.malloc import keep_memory
 
 logger = structlog.get_logger("penstock")
 
@@ -189,8 +189,8 @@ async def _serve_http(
     if settings.metrics is None and settings.remote_page is None:
         return found
     # Here, as the import takes a fifth of the time that a node without it starts in.
-    from penstock.server.http import METRICS, REMOTE_PAGE, HttpPort, probes
-    from penstock.server.status_page.routes import StatusPage
+    from penstock.server.web.http import METRICS, REMOTE_PAGE, HttpPort, probes
+    from penstock.server.web.routes import StatusPage
 
     page = StatusPage(service.node, service.status, service.metrics)
     stack.push_async_callback(page.stop)

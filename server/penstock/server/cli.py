@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from penstock.server.environment import fix_this_process
+from penstock.server.process.environment import fix_this_process
 
 COMPUTING = frozenset({"serve", "check", "show", "index", "plan", "size"})
 """Commands that compute batches or log ids: they run in the environment of the workers."""
@@ -35,10 +35,10 @@ def _main(arguments: Sequence[str] | None) -> int:
         # First, as it may start this program again: what was imported before is imported twice.
         fix_this_process(measures=sys.argv[1] in MEASURING)
         if sys.argv[1] == "serve":
-            from penstock.server.collecting import collect_seldom
+            from penstock.server.process.garbage import collect_seldom
 
             collect_seldom()  # until the node is ready
-    from penstock.server.extra import require_server
+    from penstock.server.process.extra import require_server
     from penstock.wire.errors import MissingExtra
 
     try:
@@ -59,8 +59,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     # Here and not above: what they import reads the environment, which `main` may have to change.
     import click
 
+    from penstock.server.commands.error_text import report
     from penstock.server.commands.group import cli
-    from penstock.server.commands.report import report
     from penstock.server.commands.say import say
     from penstock.server.usercode.contained import escaped
     from penstock.server.usercode.frames import error_line, user_line, user_traceback

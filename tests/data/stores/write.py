@@ -23,7 +23,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent.parent)]
 from shown import shown  # noqa: E402
 
 from harness import ENVIRONMENT, Server, serving, write_job_file  # noqa: E402
-from penstock.server.store.schema import FORMAT  # noqa: E402
+from penstock.server.store.sqlite_schema import FORMAT  # noqa: E402
 
 ROLES = '''
 def tokens(raw):

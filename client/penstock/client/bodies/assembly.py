@@ -12,7 +12,7 @@ from penstock.client.bodies.buffers import Lease
 from penstock.client.bodies.landing import Landing
 from penstock.wire import frame
 from penstock.wire.v1 import feed_pb2
-from penstock.wire.values import NDArray
+from penstock.wire.value_types import NDArray
 
 
 class Assembly:

@@ -1,6 +1,6 @@
 """The connection to a node's memory socket, as the process that borrows uses it.
 
-The protocol is `penstock.wire.memory`'s. No call but `receive` waits.
+The protocol is `penstock.wire.memory_socket`'s. No call but `receive` waits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 from array import array
 from collections import deque
 
-from penstock.wire import memory
+from penstock.wire import memory_socket as memory
 from penstock.wire.errors import BadFrame, PenstockError, Unreachable
 
 HELLO_S = 2.0
@@ -102,10 +102,10 @@ class BorrowerSocket:
         parsed = memory.parse(packet)
         if not fds and flags & socket.MSG_CTRUNC:
             raise NotLent("this process may open no more files (ulimit -n)")
-        if len(fds) != isinstance(parsed, memory.Arena):
+        if len(fds) != isinstance(parsed, memory.ArenaSent):
             close_all(fds)
             raise BadFrame(f"the node's memory socket says {parsed} with {len(fds)} descriptors")
-        if isinstance(parsed, memory.Arena):
+        if isinstance(parsed, memory.ArenaSent):
             _check_sealed(fds[0], parsed.size_bytes)
         return parsed, fds
 

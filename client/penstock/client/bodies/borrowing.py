@@ -28,7 +28,7 @@ from penstock.client.bodies.buffers import BodyAllocator, Lease, Pinner
 from penstock.client.bodies.lent_arenas import MADV_POPULATE_WRITE, LentArena, LentBody
 from penstock.client.bodies.lifetimes import Lifetimes, Passing, keep_until, release_kept
 from penstock.client.calls.background_thread import in_background
-from penstock.wire import memory
+from penstock.wire import memory_socket as memory
 from penstock.wire.errors import BadFrame
 from penstock.wire.v1 import feed_pb2
 
@@ -294,7 +294,7 @@ class Borrower:
     def _take_packet(self) -> None:
         packet, fds = self._socket.receive(ANSWER_S)
         match packet:
-            case memory.Arena(number, size_bytes) if number not in self._arenas:
+            case memory.ArenaSent(number, size_bytes) if number not in self._arenas:
                 self._arenas[number] = LentArena(fds.pop(), size_bytes)
             case memory.Gone(number) if number in self._arenas:
                 self._arenas.pop(number).close()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from penstock.client.calls.background_thread import in_background
-from penstock.wire import tracing
+from penstock.common import tracing
 
 T = TypeVar("T")
 

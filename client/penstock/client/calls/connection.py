@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 
 from penstock.client.calls.node_address import Address
+from penstock.common.certificates import Problem, WatchedFiles
 from penstock.wire import MAX_MESSAGE_BYTES
-from penstock.wire.certificates import Files, Problem
 from penstock.wire.errors import InvalidRequest
 
 CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
@@ -60,7 +60,7 @@ class Connection:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._files = Files({} if address.tls is None else address.tls.paths)
+        self._files = WatchedFiles({} if address.tls is None else address.tls.paths)
         self._lock = threading.Lock()
         self._closed = False
         self._now = self._open()

@@ -26,7 +26,7 @@ from penstock.wire.errors import (
     Unreachable,
 )
 from penstock.wire.parse import parse
-from penstock.wire.transport import Transport
+from penstock.wire.transports import Transport
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
 logger = logging.getLogger("penstock")

@@ -28,9 +28,9 @@ from penstock.wire.errors import (
     TlsFailed,
     Unreachable,
 )
-from penstock.wire.memory import memory_path
+from penstock.wire.memory_socket import memory_path
 from penstock.wire.sent_errors import ERROR_METADATA_KEY, decode_error
-from penstock.wire.transport import Endpoint, ReadCall, Transport
+from penstock.wire.transports import Endpoint, ReadCall, Transport
 
 ENTRY_POINTS = "penstock.transports"
 """The entry point group in which other packages offer targets: `name:rest`."""

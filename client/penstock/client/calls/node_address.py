@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.transport import Transport
+from penstock.wire.transports import Transport
 
 SYSTEM = "system"
 """In place of a file of authorities: those that gRPC brings."""

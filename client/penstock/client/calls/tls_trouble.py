@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.client.calls.node_address import SYSTEM, VARIABLES, Address, Tls, host_and_port
-from penstock.wire.certificates import Files, Problem, Validity, validity_of_der
+from penstock.common.certificates import Problem, Validity, WatchedFiles, validity_of_der
 
 PROBE_S = 3.0
 """How long each step of the question may take."""
@@ -57,7 +57,7 @@ def _speaks_tls(target: str, host: str, port: int) -> str | None:
 
 def _of_tls(target: str, host: str, port: int, tls: Tls) -> str | None:
     name = tls.name or host
-    held = Files(tls.paths).read()
+    held = WatchedFiles(tls.paths).read()
     if isinstance(held, Problem):
         return f"{held.name} {tls.paths[held.name]}: {held.sentence}"
     context = _verified(tls)

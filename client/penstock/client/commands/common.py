@@ -13,8 +13,8 @@ from typing import Any
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
 from penstock.client.calls.node_address import TOKEN, Address, address_of
+from penstock.common.terminal import columns_of, folded, plain, plain_lines
 from penstock.wire.order import MAX_POSITION
-from penstock.wire.terminal import columns_of, folded, plain, plain_lines
 
 TIMEOUT_S = 10.0
 

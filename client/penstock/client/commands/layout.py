@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.wire.terminal import plain
+from penstock.common.terminal import plain
 
 GAP = "  "
 MORE = "…"

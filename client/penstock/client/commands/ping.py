@@ -16,7 +16,7 @@ from penstock.client.commands.common import (
     say,
 )
 from penstock.client.commands.layout import screen, wrapped
-from penstock.wire.terminal import plain
+from penstock.common.terminal import plain
 
 
 def add_parser(subparsers: Any) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from penstock.client.calls.control import Control
 from penstock.client.commands.common import Actions, print_json, say, table
+from penstock.common.terminal import plain
+from penstock.wire.item_numbers import number_text, parse_number
 from penstock.wire.order import MAX_POSITION
-from penstock.wire.refs import number_text, parse_number
-from penstock.wire.terminal import plain
 from penstock.wire.v1 import cursors_pb2
 
 _NUMBER = r"\d{1,19}(?::\d{1,10})?"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from penstock.common.batch_text import Decode
 from penstock.wire.errors import InvalidRequest, MissingExtra
-from penstock.wire.text import Decode
 
 
 def load_decoder(path: Path) -> Decode:

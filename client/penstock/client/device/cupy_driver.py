@@ -26,7 +26,7 @@ from penstock.client.device.trouble import (
 )
 from penstock.wire.errors import DeviceFailed
 from penstock.wire.frame import TensorMaker, bfloat16_dtype
-from penstock.wire.values import BFLOAT16, STORAGE
+from penstock.wire.value_types import BFLOAT16, STORAGE
 
 T = TypeVar("T")
 

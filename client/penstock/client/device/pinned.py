@@ -19,9 +19,9 @@ from penstock.client.calls.background_thread import log_in_background
 from penstock.client.device.pinned_arena import PinnedArena, PinnedSpan
 from penstock.client.device.port import End, Port
 from penstock.client.device.trouble import too_little_to_pin
+from penstock.common.prefetch import AHEAD_BYTES
+from penstock.common.resources import usable_memory_bytes
 from penstock.wire.errors import CannotPin, PenstockError
-from penstock.wire.prefetch import AHEAD_BYTES
-from penstock.wire.resources import usable_memory_bytes
 
 logger = logging.getLogger("penstock")
 

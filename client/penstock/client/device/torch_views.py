@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.wire.errors import UnsupportedValue
-from penstock.wire.values import BFLOAT16, STORAGE
+from penstock.wire.value_types import BFLOAT16, STORAGE
 
 BY_ARRAY = frozenset(STORAGE) - {BFLOAT16, "uint16", "uint32", "uint64"}
 """Dtypes that every torch takes from an array as they are."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.client.calls.background_thread import in_background
 from penstock.client.loop.reader import LoopReader
-from penstock.wire.metrics import METRICS, help_of
+from penstock.common.metric_table import METRICS, help_of
 
 Labels = tuple[str, ...]
 Values = Mapping[tuple[str, Labels], float]

@@ -20,7 +20,7 @@ from penstock.client.session.session import Session
 from penstock.client.values.arrival import Arrival, steps_of
 from penstock.client.values.decoder_choice import check_values, make_decoder
 from penstock.client.values.value_decoder import ValueDecoder
-from penstock.wire.prefetch import LEAST_AHEAD
+from penstock.common.prefetch import LEAST_AHEAD
 
 
 class Intake:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from penstock.common.prefetch import fitting_ahead
 from penstock.wire.order import Share
-from penstock.wire.prefetch import fitting_ahead
 
 
 class Arrivals:

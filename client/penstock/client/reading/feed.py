@@ -16,7 +16,7 @@ from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.reading.stream import FeedContext
 from penstock.client.session.session import Session
 from penstock.client.values.value_decoder import ValueDecoder
-from penstock.wire import tracing
+from penstock.common import tracing
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from penstock.client.calls.backoff import Backoff
 from penstock.client.reading.stream import FeedContext, Opening, OpenStream
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import ChecksumMismatch, PenstockError, Unreachable
-from penstock.wire.transport import ReadCall, Transport
+from penstock.wire.transports import ReadCall, Transport
 from penstock.wire.v1 import feed_pb2
 
 logger = logging.getLogger("penstock")

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from penstock.client.reading.route import FeedNode, Route, cancel_all
 from penstock.client.reading.stream import FeedContext
 from penstock.client.reading.waiting import PAUSE_S, REPORT_S
+from penstock.common.prefetch import AHEAD_BYTES, LEAST_AHEAD
 from penstock.wire.errors import PenstockError, Unreachable
-from penstock.wire.prefetch import AHEAD_BYTES, LEAST_AHEAD
 
 WIDER = 1.25
 """Room that has grown so many times is reported at once, or what a consumer accepts next to its

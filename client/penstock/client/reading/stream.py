@@ -18,7 +18,7 @@ from penstock.client.session.session import Session
 from penstock.wire import frame
 from penstock.wire.errors import BadFrame
 from penstock.wire.order import Order
-from penstock.wire.transport import ReadCall
+from penstock.wire.transports import ReadCall
 from penstock.wire.v1 import feed_pb2
 
 logger = logging.getLogger("penstock")

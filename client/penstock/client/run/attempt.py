@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 
 from penstock.client.run.ranks import WorldRank, torch_distributed
-from penstock.wire.attempts import moves_between
+from penstock.wire.attempt_names import moves_between
 from penstock.wire.errors import InvalidRequest
 
 # Restart counts alone would be wrong: they begin at 0 again with every submission, and a changed

@@ -12,7 +12,7 @@ from penstock.client.calls.grpc_transport import open_transport
 from penstock.client.calls.node_address import Address
 from penstock.client.reading.feed import Feed
 from penstock.client.run.guard import ProcessGuard
-from penstock.wire.transport import Transport
+from penstock.wire.transports import Transport
 
 
 class Resources:

@@ -12,7 +12,7 @@ from penstock.client.run.loader_resources import Resources
 from penstock.client.run.options import Options
 from penstock.client.run.ranks import WorldRank, discover, log_world_rank
 from penstock.client.session.session import Session, StartPoint
-from penstock.wire.attempts import moved, moves_between
+from penstock.wire.attempt_names import moved, moves_between
 from penstock.wire.errors import InvalidRequest, JobChanged, PastEnd, UnknownGroup
 from penstock.wire.order import MAX_POSITION, Share
 from penstock.wire.v1 import cursors_pb2, feed_pb2

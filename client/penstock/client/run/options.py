@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from penstock.client.calls.node_address import Address
 from penstock.client.run.ranks import Ranks
 from penstock.client.values.arrival import steps_of
-from penstock.wire.checks import (
+from penstock.common.checks import (
     as_integer,
     choice_argument,
     count_argument,
@@ -16,9 +16,9 @@ from penstock.wire.checks import (
     name_argument,
     seconds_argument,
 )
+from penstock.common.resources import usable_memory_bytes
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.order import MAX_POSITION
-from penstock.wire.resources import usable_memory_bytes
 
 MAX_BODY_BYTES = 4 << 30
 

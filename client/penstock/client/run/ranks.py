@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.client.calls.background_thread import log_in_background
-from penstock.wire.checks import integer_argument
+from penstock.common.checks import integer_argument
 from penstock.wire.errors import InvalidRequest, RankOutOfRange
 
 logger = logging.getLogger("penstock")

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
-from penstock.wire.elsewhere import ELSEWHERE
+from penstock.common.elsewhere import ELSEWHERE
+from penstock.common.nearest import hint
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.nearest import hint
 
 OF_JOBS = frozenset(
     (

@@ -3,19 +3,19 @@
 A batch is a **header** (the protobuf message `BatchHeader`) and a **body**: its tensors, one after
 another, each at a multiple of 64 bytes, zeros between them. It travels as `ReadReply` messages.
 
-* `layout`: where each value of a batch is put.
+* `body_layout`: where each value of a batch is put.
 * `record`: its body and its header, written.
 * `seal`: the header gets its position and its own checksum, and is read by it.
-* `messages`: the messages of a stream, out and in.
+* `read_messages`: the messages of a stream, out and in.
 * `entries`: what a header says of each value.
-* `checks`: what a client refuses of what came.
+* `refused`: what a client refuses of what came.
 * `completing`: packed rows that travel in place of a body, and the body made of them.
 * `decode`: the values, read from header and body.
 * `octets`: views, checksums and protobuf's fields by hand, for all of these.
 
 In the order of a batch's way:
 
-* the maker: `Layout` -> `write_body` -> `write_header`; `with_position`;
+* the maker: `BodyLayout` -> `write_body` -> `write_header`; `with_position`;
 * the server's edge: `batch_messages`, or `bundle` for several small batches;
 * the client: `parse_replies` -> `check_sealed` -> `check_header` -> `check_chunk` -> `check_crc` ->
   `complete` -> `decode_entries`.
@@ -30,7 +30,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.wire.frame.checks import check_chunk, check_crc, check_header
+    from penstock.wire.frame.body_layout import BodyLayout
     from penstock.wire.frame.completing import complete, completed, sent_bytes
     from penstock.wire.frame.decode import (
         TensorMaker,
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
         decode_values,
         numpy_maker,
     )
-    from penstock.wire.frame.entries import Entries, Entry, read_entries, tensors_of
-    from penstock.wire.frame.layout import Layout
-    from penstock.wire.frame.messages import (
+    from penstock.wire.frame.entries import Entries, ValueEntry, read_entries, tensors_of
+    from penstock.wire.frame.octets import Buffer, crc32c, extend_crc32c
+    from penstock.wire.frame.read_messages import (
         ChunkView,
         Reply,
         batch_messages,
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
         parse_replies,
         parse_reply,
     )
-    from penstock.wire.frame.octets import Buffer, crc32c, extend_crc32c
     from penstock.wire.frame.record import MAX_HEADER_BYTES, write_body, write_header
+    from penstock.wire.frame.refused import check_chunk, check_crc, check_header
     from penstock.wire.frame.seal import check_sealed, read_header, with_position, without_samples
 
 _FILES = {
-    "check_chunk": "checks",
-    "check_crc": "checks",
-    "check_header": "checks",
+    "check_chunk": "refused",
+    "check_crc": "refused",
+    "check_header": "refused",
     "complete": "completing",
     "completed": "completing",
     "sent_bytes": "completing",
@@ -66,16 +66,16 @@ _FILES = {
     "decode_values": "decode",
     "numpy_maker": "decode",
     "Entries": "entries",
-    "Entry": "entries",
+    "ValueEntry": "entries",
     "read_entries": "entries",
     "tensors_of": "entries",
-    "Layout": "layout",
-    "ChunkView": "messages",
-    "Reply": "messages",
-    "batch_messages": "messages",
-    "bundle": "messages",
-    "parse_replies": "messages",
-    "parse_reply": "messages",
+    "BodyLayout": "body_layout",
+    "ChunkView": "read_messages",
+    "Reply": "read_messages",
+    "batch_messages": "read_messages",
+    "bundle": "read_messages",
+    "parse_replies": "read_messages",
+    "parse_reply": "read_messages",
     "Buffer": "octets",
     "crc32c": "octets",
     "extend_crc32c": "octets",
@@ -100,13 +100,13 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "MAX_HEADER_BYTES",
+    "BodyLayout",
     "Buffer",
     "ChunkView",
     "Entries",
-    "Entry",
-    "Layout",
     "Reply",
     "TensorMaker",
+    "ValueEntry",
     "batch_messages",
     "bfloat16_dtype",
     "bundle",

@@ -14,12 +14,12 @@ import numpy as np
 
 from penstock.wire import ALIGNMENT
 from penstock.wire.frame.octets import Buffer, octets, refuse
-from penstock.wire.packed import MOST_TOKENS, PER_TOKEN, SMALL, Derived, Rows
+from penstock.wire.packed_rows import MOST_TOKENS, PER_TOKEN, SMALL, Derived, PackedRows
 from penstock.wire.v1 import feed_pb2
-from penstock.wire.values import STORAGE, Array, NDArray
+from penstock.wire.value_types import STORAGE, Array, NDArray
 
 
-class Place(Protocol):
+class BodyPlace(Protocol):
     """A tensor within a body: a `TensorPlace`, or what a header says of it."""
 
     @property
@@ -33,7 +33,7 @@ class Place(Protocol):
 
 
 def packed_form(
-    rows: Rows, tensors: Iterable[tuple[int, Array]]
+    rows: PackedRows, tensors: Iterable[tuple[int, Array]]
 ) -> tuple[feed_pb2.PackedRows, list[tuple[int, Array]]]:
     """Return what a header says of packed rows, and the arrays that travel, with their starts.
 
@@ -74,7 +74,7 @@ def sent_bytes(header: feed_pb2.BatchHeader) -> int:
 
 
 def check_packed(
-    packed: feed_pb2.PackedRows, tensors: Sequence[Place], max_body_bytes: int
+    packed: feed_pb2.PackedRows, tensors: Sequence[BodyPlace], max_body_bytes: int
 ) -> None:
     """Refuse packed rows of which the tensors of a body cannot be made.
 
@@ -114,12 +114,12 @@ def check_packed(
         )
 
 
-def _refuse_rule(rule: int, place: Place) -> None:
+def _refuse_rule(rule: int, place: BodyPlace) -> None:
     refuse(f"no rule {rule} makes a tensor of {place.dtype} and shape {list(place.shape)}")
 
 
 def complete(
-    packed: feed_pb2.PackedRows, tensors: Sequence[Place], sent: Buffer, out: NDArray
+    packed: feed_pb2.PackedRows, tensors: Sequence[BodyPlace], sent: Buffer, out: NDArray
 ) -> None:
     """Write a body of which packed rows were sent.
 
@@ -140,7 +140,7 @@ def complete(
         arrived.numbers(height * width).reshape(shape) if travels else None
         for travels in (packed.labels, packed.documents)
     ]
-    rows = Rows(ids, seams, tokens, labels, documents, packed.shifted)
+    rows = PackedRows(ids, seams, tokens, labels, documents, packed.shifted)
     if wrong := rows.misplaced():
         refuse(f"the segments of a batch {wrong}")
     end = 0

@@ -13,7 +13,7 @@ from penstock.wire.frame.completing import completed
 from penstock.wire.frame.entries import Entries, read_entries
 from penstock.wire.frame.octets import Buffer, refuse
 from penstock.wire.v1 import feed_pb2
-from penstock.wire.values import BFLOAT16, STORAGE
+from penstock.wire.value_types import BFLOAT16, STORAGE
 
 TensorMaker: TypeAlias = Callable[[str, tuple[int, ...], int, int], Any]
 """(dtype name, shape, first byte in the body, length in bytes) -> the tensor."""

@@ -14,7 +14,7 @@ from penstock.wire import ALIGNMENT
 from penstock.wire.frame.octets import refuse
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.v1 import feed_pb2
-from penstock.wire.values import MAX_DIMENSIONS, MAX_LIST_DEPTH, STORAGE
+from penstock.wire.value_types import MAX_DIMENSIONS, MAX_LIST_DEPTH, STORAGE
 
 KEPT_ENTRIES, KEPT_BYTES = 1024, 512
 """How many entries are kept, and how long one may be. Entries of tensors have some 40 bytes; texts,
@@ -37,26 +37,27 @@ class TensorPlace(NamedTuple):
     nbytes: int
 
 
-class Said(NamedTuple):
+class HeaderValue(NamedTuple):
     """What a header says of a value, or of one within a list.
 
     Attributes:
         kind: The field of `Value` that is set.
-        content: A `TensorPlace`; a tuple of `Said` for a list; a JSON text; else the value itself.
+        content: A `TensorPlace`; a tuple of `HeaderValue` for a list; a JSON text; else the value
+            itself.
     """
 
     kind: str
     content: Any
 
 
-class Entry(NamedTuple):
+class ValueEntry(NamedTuple):
     """What a header says of one value; nothing in it can be changed, since batches share it.
 
     Attributes:
         name: The value's name.
         is_host: The value stays off the device.
-        kind: As in `Said`.
-        content: As in `Said`.
+        kind: As in `HeaderValue`.
+        content: As in `HeaderValue`.
         tensors: The tensors in it, those of lists among them.
     """
 
@@ -67,7 +68,7 @@ class Entry(NamedTuple):
     tensors: tuple[TensorPlace, ...]
 
 
-Entries: TypeAlias = "tuple[Entry, ...]"
+Entries: TypeAlias = "tuple[ValueEntry, ...]"
 """Those of one batch, in its order."""
 
 
@@ -87,36 +88,38 @@ def tensors_of(entries: Entries) -> list[TensorPlace]:
     return [place for entry in entries for place in entry.tensors]
 
 
-def _entry(named: feed_pb2.NamedValue) -> Entry:
+def _entry(named: feed_pb2.NamedValue) -> ValueEntry:
     encoded = named.SerializeToString()
     return _kept(encoded) if len(encoded) <= KEPT_BYTES else _read(named)
 
 
 @lru_cache(KEPT_ENTRIES)
-def _kept(encoded: bytes) -> Entry:
+def _kept(encoded: bytes) -> ValueEntry:
     return _read(feed_pb2.NamedValue.FromString(encoded))
 
 
-def _read(named: feed_pb2.NamedValue) -> Entry:
+def _read(named: feed_pb2.NamedValue) -> ValueEntry:
     if not named.name:
         refuse("a batch has a value whose name '' is empty or doubled")
     tensors: list[TensorPlace] = []
     said = _said(named.value, named.name, tensors, 0)
-    return Entry(named.name, named.place == feed_pb2.PLACE_HOST, *said, tuple(tensors))
+    return ValueEntry(named.name, named.place == feed_pb2.PLACE_HOST, *said, tuple(tensors))
 
 
-def _said(value: feed_pb2.Value, name: str, tensors: list[TensorPlace], depth: int) -> Said:
+def _said(value: feed_pb2.Value, name: str, tensors: list[TensorPlace], depth: int) -> HeaderValue:
     kind = value.WhichOneof("kind")
     if kind is None:
         refuse(f"value {name!r} has no kind that is known here")
     if kind == "tensor":
         tensors.append(_tensor(value.tensor, name))
-        return Said(kind, tensors[-1])
+        return HeaderValue(kind, tensors[-1])
     if kind == "list":
         if depth == MAX_LIST_DEPTH:
             refuse(f"value {name!r} nests lists deeper than {MAX_LIST_DEPTH}")
-        return Said(kind, tuple([_said(v, name, tensors, depth + 1) for v in value.list.values]))
-    return Said(kind, None if kind == "none" else getattr(value, kind))
+        return HeaderValue(
+            kind, tuple([_said(v, name, tensors, depth + 1) for v in value.list.values])
+        )
+    return HeaderValue(kind, None if kind == "none" else getattr(value, kind))
 
 
 def _tensor(tensor: feed_pb2.Tensor, name: str) -> TensorPlace:
@@ -147,4 +150,4 @@ def _tensor(tensor: feed_pb2.Tensor, name: str) -> TensorPlace:
     return place
 
 
-__all__ = ["Entries", "Entry", "Said", "TensorPlace", "read_entries", "tensors_of"]
+__all__ = ["Entries", "HeaderValue", "TensorPlace", "ValueEntry", "read_entries", "tensors_of"]

@@ -13,7 +13,7 @@ import google_crc32c
 import numpy as np
 
 from penstock.wire.errors import BadFrame
-from penstock.wire.values import NDArray
+from penstock.wire.value_types import NDArray
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview | NDArray"
 

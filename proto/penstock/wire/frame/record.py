@@ -11,11 +11,11 @@ import numpy as np
 
 from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES
 from penstock.wire.errors import UnsupportedValue
-from penstock.wire.frame.counts import accounting_field, add_counts
-from penstock.wire.frame.layout import Layout
+from penstock.wire.frame.body_layout import BodyLayout
+from penstock.wire.frame.header_counts import accounting_field, add_counts
 from penstock.wire.frame.octets import crc32c, extend_crc32c, octets
 from penstock.wire.v1 import feed_pb2
-from penstock.wire.values import STORAGE, NDArray
+from penstock.wire.value_types import STORAGE, NDArray
 
 _CACHED_BYTES = 1 << 18
 """What is surely still in the second-level cache right after it was written."""
@@ -27,7 +27,7 @@ MAX_HEADER_BYTES = MAX_MESSAGE_BYTES - CHUNK_BYTES - 4096
 """A header shares its message with the first chunk."""
 
 
-def write_body(layout: Layout, out: memoryview | NDArray) -> int:
+def write_body(layout: BodyLayout, out: memoryview | NDArray) -> int:
     """Write the body of a batch, as it travels, and return its crc32c.
 
     Args:
@@ -62,7 +62,7 @@ def write_body(layout: Layout, out: memoryview | NDArray) -> int:
 
 
 def write_header(
-    layout: Layout,
+    layout: BodyLayout,
     log_id: bytes,
     lane: int,
     offset: int,

@@ -9,19 +9,19 @@ from typing import Any
 
 import click
 
-from penstock.server.commands.measure import Measured, examine
+from penstock.common.terminal import plain
+from penstock.server.commands.error_text import report
+from penstock.server.commands.measure import JobMeasures, examine
+from penstock.server.commands.mixture_shares import part_rows
 from penstock.server.commands.pace import WINDOWS
-from penstock.server.commands.parts import part_rows
 from penstock.server.commands.progress import Progress
 from penstock.server.commands.purity import gather_elsewhere
-from penstock.server.commands.report import report
 from penstock.server.commands.say import say
 from penstock.server.commands.set_option import set_option
-from penstock.server.commands.together import measure_together
+from penstock.server.commands.side_by_side import measure_together
 from penstock.server.jobs.load import Config, load
 from penstock.server.store.recorded import version_warning
 from penstock.wire.errors import PenstockError
-from penstock.wire.terminal import plain
 
 _SAMPLE_CHARS = 400
 
@@ -107,7 +107,7 @@ def _naming(name: str, error: PenstockError) -> PenstockError:
     return error.reworded(f"jobs.{name}: {error.message}")
 
 
-def _examine(config: Config, name: str, items: int, batches: int) -> Measured:
+def _examine(config: Config, name: str, items: int, batches: int) -> JobMeasures:
     with Progress() as progress:
         progress.say(f"job {name}: opening its source")
         job, workers = config.job(name), config.server.worker_count
@@ -126,7 +126,7 @@ def _examine(config: Config, name: str, items: int, batches: int) -> Measured:
             job.close()
 
 
-def render(measured: Measured, *, verbose: bool = False) -> str:
+def render(measured: JobMeasures, *, verbose: bool = False) -> str:
     """Return what was found out about a job, for people; `verbose` = how storage is read, too."""
     return "\n".join(
         [
@@ -142,7 +142,7 @@ def render(measured: Measured, *, verbose: bool = False) -> str:
     )
 
 
-def _items(measured: Measured) -> str:
+def _items(measured: JobMeasures) -> str:
     if measured.items is None:
         return "a stream"
     drawn = measured.epoch_draws
@@ -150,7 +150,7 @@ def _items(measured: Measured) -> str:
     return _counted(measured.items, "item") + of_epoch
 
 
-def _length(measured: Measured) -> str:
+def _length(measured: JobMeasures) -> str:
     if measured.batches is not None:
         return _counted(measured.batches, "batch")
     if measured.epochs is None:
@@ -158,7 +158,7 @@ def _length(measured: Measured) -> str:
     return f"{_counted(measured.epochs, 'epoch')}, whose batches are counted when it is served"
 
 
-def _rows(measured: Measured, verbose: bool) -> Iterator[tuple[str, str]]:
+def _rows(measured: JobMeasures, verbose: bool) -> Iterator[tuple[str, str]]:
     for name, share in measured.shares.items():
         yield f"share of {name}", f"{share:.1%} of the batches"
     for stage, ms in measured.ms.items():
@@ -187,7 +187,7 @@ def _rows(measured: Measured, verbose: bool) -> Iterator[tuple[str, str]]:
         yield f"{plain(name)} in {_counted(measured.batches_run, 'batch')}", f"{value:,}"
 
 
-def _measured_on(measured: Measured) -> str:
+def _measured_on(measured: JobMeasures) -> str:
     if not measured.paced_batches:
         return f"{_counted(measured.batches_run, 'batch')}, its lane has no more"
     pool = {None: "", True: ", past its pool's first fill", False: ", its pool not full yet"}
@@ -200,7 +200,7 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{plural}"
 
 
-def _rate(alone: float, measured: Measured, name: str) -> str:
+def _rate(alone: float, measured: JobMeasures, name: str) -> str:
     """Return the rate of one process, after that of as many processes at once as a node has."""
     together = measured.together
     single = f"{alone:,.0f} by one worker"

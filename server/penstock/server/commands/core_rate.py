@@ -18,11 +18,11 @@ from typing import NamedTuple
 from penstock.server.commands.pace import lanes_beside, pass_start
 from penstock.server.commands.progress import Say, silent
 from penstock.server.commands.purity import first_lanes
-from penstock.server.core.held import held_bytes
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.line import Line
+from penstock.server.usercode.held_bytes import held_bytes
 from penstock.wire.errors import PastEnd
 
 WINDOWS = 20

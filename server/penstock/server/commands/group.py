@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from penstock.wire.programs import COMMANDS, unknown_command
+from penstock.common.programs import COMMANDS, unknown_command
 
 
-class OnDemand(MutableMapping[str, click.Command]):
+class LazyCommands(MutableMapping[str, click.Command]):
     """The commands by name, each imported when it is asked for.
 
     A node would import for a fifth of its start what others measure and draw with.
@@ -97,7 +97,7 @@ def output_is_closed() -> bool:
 
 @click.group(
     cls=Commands,
-    commands=OnDemand(),
+    commands=LazyCommands(),
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

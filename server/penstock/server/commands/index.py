@@ -9,19 +9,19 @@ from typing import Any
 
 import click
 
+from penstock.common.terminal import plain
 from penstock.server.commands.index_data_sets import DataSets, data_sets
 from penstock.server.commands.index_places import Wanted, check_apart, indexes_of
 from penstock.server.commands.measured_so_far import Watched
 from penstock.server.commands.say import say
 from penstock.server.commands.set_option import set_option
-from penstock.server.indexing.crew import Crew
-from penstock.server.indexing.making import Engine, Made, Making, left_out, make
-from penstock.server.indexing.measuring import Measuring
-from penstock.server.indexing.on_ray import ray_engine
-from penstock.server.job import Job
+from penstock.server.files.catalog import pack_catalogs
+from penstock.server.job.job import Job
 from penstock.server.jobs.load import Config, load
-from penstock.server.sources.catalog import pack_catalogs
-from penstock.wire.terminal import plain
+from penstock.server.planning.make.making import Engine, MadeIndex, Making, left_out, make
+from penstock.server.planning.make.measuring import Measuring
+from penstock.server.planning.make.measuring_pool import MeasuringPool
+from penstock.server.planning.make.on_ray import ray_engine
 
 SHOWN_BAD = 10
 
@@ -116,7 +116,7 @@ def _make(
     engine: str,
     *,
     force: bool,
-) -> dict[str, Made]:
+) -> dict[str, MadeIndex]:
     """Return what was made for each set of roles, by its name."""
     each = {roles.number: Measuring(job, role_set=roles.number) for roles, *_ in wanted}
     makings = [Making(each[roles.number], url, options) for roles, url, options in wanted]
@@ -126,7 +126,7 @@ def _make(
     files_fd = pack_catalogs([catalog for source in sources for catalog in source.hand_over()])
     try:
         count, deadline_s = workers or config.server.worker_count, config.server.item_seconds
-        measure: Engine = Crew(*told, count, deadline_s, files_fd).run
+        measure: Engine = MeasuringPool(*told, count, deadline_s, files_fd).run
         if engine == "ray":
             measure = ray_engine(*told, deadline_s, workers)
         with Watched() as watched:
@@ -136,7 +136,7 @@ def _make(
     return {roles.name: found for (roles, *_), found in zip(wanted, made, strict=True)}
 
 
-def to_json(made: Made, counted: DataSets) -> dict[str, Any]:
+def to_json(made: MadeIndex, counted: DataSets) -> dict[str, Any]:
     """Return what was made, for scripts.
 
     Args:
@@ -170,7 +170,7 @@ def to_json(made: Made, counted: DataSets) -> dict[str, Any]:
     }
 
 
-def render(made: Made, counted: DataSets, role_set: str = "") -> str:
+def render(made: MadeIndex, counted: DataSets, role_set: str = "") -> str:
     """Return what was made, for people.
 
     Args:

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.server.core.condition import Kept
-from penstock.server.index.block import LeftOut
-from penstock.server.index.file import IndexedSizes, SizeIndex
-from penstock.server.index.inputs import kept_items
-from penstock.server.role_set import RoleSet
+from penstock.server.job.role_set import RoleSet
+from penstock.server.planning.index.block import LeftOut
+from penstock.server.planning.index.index_file import IndexedSizes, SizeIndex
+from penstock.server.planning.index.inputs import kept_items
+from penstock.server.roles.condition import Kept
 from penstock.server.sources.meta import MetaSource
 
 READ_ITEMS = 1 << 20

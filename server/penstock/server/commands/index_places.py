@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.server.indexing.making import Making
-from penstock.server.job import Job
-from penstock.server.role_set import RoleSet
+from penstock.server.job.job import Job
+from penstock.server.job.role_set import RoleSet
+from penstock.server.planning.make.making import Making
 from penstock.wire.errors import InvalidJob, InvalidRequest
 
 _NAME = re.compile(r"[\w-]+")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Filtered, Outcome
+from penstock.server.pipeline.known_verdicts import Quarantined
 from penstock.server.pipeline.line import Computed
-from penstock.server.pipeline.verdicts import Quarantined
 from penstock.server.roles.collators import BUILTIN_COLLATORS
 from penstock.wire import frame
 

@@ -10,36 +10,36 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from penstock.server.allocator import chosen
+from penstock.common.batch_text import documents, ids_text, summary
 from penstock.server.commands import purity
+from penstock.server.commands.block_reading import WindowRead, read_window
 from penstock.server.commands.left_behind import left_behind
-from penstock.server.commands.memory import NodeMemory, node_memory
+from penstock.server.commands.memory_formula import NodeMemory, node_memory
+from penstock.server.commands.mixture_shares import PartShare, part_shares
 from penstock.server.commands.pace import lanes_beside, pace
-from penstock.server.commands.parts import PartShare, part_shares
 from penstock.server.commands.plan_windows import Apart
 from penstock.server.commands.progress import Say, silent
-from penstock.server.commands.text import decoder
-from penstock.server.commands.together import Together
-from penstock.server.commands.window import WindowRead, read_window
-from penstock.server.core.held import held_bytes
+from penstock.server.commands.side_by_side import SideBySide
+from penstock.server.commands.token_text import decoder
 from penstock.server.core.refs import ItemRef, SampleRef
-from penstock.server.forecast.planned_figures import check_fits
-from penstock.server.job import Job
+from penstock.server.job.job import Job
+from penstock.server.job.role_set import RoleSet
 from penstock.server.pipeline.items import Filtered, Items, Outcome
 from penstock.server.pipeline.known_order import KnownOrder
+from penstock.server.pipeline.known_verdicts import Quarantined
 from penstock.server.pipeline.line import Computed, Line
-from penstock.server.pipeline.verdicts import Quarantined
-from penstock.server.planned.log import planned_log
-from penstock.server.role_set import RoleSet
+from penstock.server.planning.log.planned_log import planned_log
+from penstock.server.planning.report.planned_figures import check_fits
+from penstock.server.process.allocator import chosen
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.server.roles.batchers import PoolPackingBatcher, SimpleBatcher
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.reading import MOST_AMPLIFICATION
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line, user_traceback
+from penstock.server.usercode.held_bytes import held_bytes
 from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError
-from penstock.wire.text import documents, ids_text, summary
 
 POOLS_PER_LANE = 4
 """In a lane with fewer items than this many pools, epochs mix in its pool."""
@@ -78,7 +78,7 @@ class Stopwatch:
 
 
 @dataclass
-class Measured:
+class JobMeasures:
     """The results of `penstockd check` for a job.
 
     Attributes:
@@ -137,7 +137,7 @@ class Measured:
     per_second: dict[str, float] = field(default_factory=dict)
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     workers: int = 1
-    together: Together = field(default_factory=Together)
+    together: SideBySide = field(default_factory=SideBySide)
     reading: WindowRead | None = None
     memory: NodeMemory | None = None
     allocator: str | None = None
@@ -159,9 +159,9 @@ def examine(
     batch_count: int = 4,
     workers: int = 1,
     ready_bytes: int = 1 << 30,
-    together: Callable[[], Together] = Together,
+    together: Callable[[], SideBySide] = SideBySide,
     say: Say = silent,
-) -> Measured:
+) -> JobMeasures:
     """Run items and batches of a job here and elsewhere, compare, and measure.
 
     Args:
@@ -182,7 +182,7 @@ def examine(
     """
     say(f"job {job.name}: hashing its source and roles")
     order = purity.order_of(job)
-    found = Measured(
+    found = JobMeasures(
         job=job.name,
         log_id=job.log_id.hex(),
         items=job.items,
@@ -299,7 +299,7 @@ def _outcomes(items: Items, refs: Sequence[ItemRef]) -> list[Outcome]:
     return [found[ref] for ref in refs]
 
 
-def _count_outcomes(found: Measured, outcomes: Sequence[Outcome]) -> None:
+def _count_outcomes(found: JobMeasures, outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         if isinstance(outcome, Filtered):
             found.filtered[outcome.reason] = found.filtered.get(outcome.reason, 0) + 1
@@ -388,7 +388,7 @@ def _size(batcher: SampleBatcher, sample: Sample) -> int:
     return batcher.size_of(sample) if batcher.needs_sizes else 0
 
 
-def _count_batches(found: Measured, batches: Sequence[Computed]) -> None:
+def _count_batches(found: JobMeasures, batches: Sequence[Computed]) -> None:
     found.batches_run = len(batches)
     counts: Counter[str] = Counter()
     for batch in batches:
@@ -402,7 +402,7 @@ def _count_batches(found: Measured, batches: Sequence[Computed]) -> None:
         found.efficiency = tokens / (tokens + padding)
 
 
-def _measure_pace(found: Measured, lines: Sequence[Line], least: int) -> None:
+def _measure_pace(found: JobMeasures, lines: Sequence[Line], least: int) -> None:
     """Go on past the start of lanes, whose first rows are chosen from a pool that fills.
 
     Args:
@@ -465,7 +465,7 @@ def warnings_of_lanes(roles: RoleSet) -> list[str]:
     return []
 
 
-def _warnings(job: Job, found: Measured) -> list[str]:
+def _warnings(job: Job, found: JobMeasures) -> list[str]:
     warnings = job.cautions()
     for roles in job.role_sets:
         warnings += warnings_of_lanes(roles)
@@ -499,4 +499,4 @@ def _warnings(job: Job, found: Measured) -> list[str]:
     return warnings
 
 
-__all__ = ["Measured", "Stopwatch", "examine", "warnings_of_lanes"]
+__all__ = ["JobMeasures", "Stopwatch", "examine", "warnings_of_lanes"]

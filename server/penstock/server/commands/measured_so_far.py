@@ -12,7 +12,7 @@ from rich.text import Text
 
 from penstock.server.commands.progress import REDRAWN_PER_S, watched
 from penstock.server.commands.say import say
-from penstock.server.indexing.making import Done
+from penstock.server.planning.make.making import MakingProgress
 
 LINE_EVERY_S = 10.0
 """Seconds between two lines in a log."""
@@ -70,7 +70,7 @@ class Watched:
             self._bar.stop()
             self._bar = None
 
-    def watch(self, done: Done) -> None:
+    def watch(self, done: MakingProgress) -> None:
         """Take how far it is."""
         if self._bar is not None:
             if self._at_first < 0:  # what earlier commands have found is no part of the rate
@@ -90,7 +90,7 @@ class Watched:
         say(f"penstockd: {sentence}", error=True)
 
 
-def line(done: Done, at_first: int, seconds: float) -> str:
+def line(done: MakingProgress, at_first: int, seconds: float) -> str:
     """Return how far it is as a line of a log.
 
     Args:

@@ -18,21 +18,21 @@ from penstock.server.commands.plan_windows import Apart
 from penstock.server.commands.progress import Progress, Say
 from penstock.server.commands.say import say
 from penstock.server.commands.set_option import set_option
-from penstock.server.forecast.index_lookup import IndexLookup
-from penstock.server.forecast.other_lanes import lanes_table
-from penstock.server.forecast.planned_figures import figures_of_planned
-from penstock.server.forecast.report import (
+from penstock.server.job.job import Job
+from penstock.server.jobs.load import load
+from penstock.server.planning.index.index_file import SizeIndex
+from penstock.server.planning.log.planned_log import planned_log
+from penstock.server.planning.report.index_lookup import IndexLookup
+from penstock.server.planning.report.other_lanes import lanes_table
+from penstock.server.planning.report.plan_report import (
     PlanReport,
     global_batch,
     report_of,
     world_sizes,
 )
-from penstock.server.forecast.simulated import simulate
-from penstock.server.forecast.told import IndexedOutcomes
-from penstock.server.index.file import SizeIndex
-from penstock.server.job import Job
-from penstock.server.jobs.load import load
-from penstock.server.planned.log import planned_log
+from penstock.server.planning.report.planned_figures import figures_of_planned
+from penstock.server.planning.report.simulated import simulate
+from penstock.server.planning.report.told import IndexedOutcomes
 from penstock.wire.errors import InvalidRequest
 
 

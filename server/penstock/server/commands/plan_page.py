@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from penstock.server.commands.plan_text import bar_name, headline, rows
-from penstock.server.commands.plots import Axes, Series, band, columns, line, lying
-from penstock.server.forecast.along import Along
-from penstock.server.forecast.report import PlanReport, Ranks
+from penstock.server.commands.plots import Axes, PlotSeries, band, columns, line, lying
+from penstock.server.planning.report.along import Along
+from penstock.server.planning.report.plan_report import PlanReport, RankFigures
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --dim: #60646c; --rule: #d9dce1; --page: #fcfcfd;
@@ -107,7 +107,7 @@ def _lengths(report: PlanReport) -> str:
         columns(
             "How many samples have how many tokens",
             names,
-            [Series("samples", heights)],
+            [PlotSeries("samples", heights)],
             Axes("tokens of a sample, from", "samples"),
         ),
         _table(("tokens", "samples"), ((bar_name(bar), f"{bar.height:,}") for bar in report.bars)),
@@ -130,14 +130,14 @@ def _sources(report: PlanReport) -> str:
     )
 
 
-def _skews(title: str, about: str, ranks: Sequence[Ranks], which: str) -> str:
+def _skews(title: str, about: str, ranks: Sequence[RankFigures], which: str) -> str:
     names = [f"{each.world_size:,}" for each in ranks]
     kinds = list(ranks[0].skews)
     series, table = [], []
     for kind in kinds:
         found = [getattr(each.skews[kind], which, None) for each in ranks]
         series.append(
-            Series(
+            PlotSeries(
                 kind,
                 [skew and skew.mean for skew in found],
                 [skew and skew.p95 for skew in found],

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from penstock.server.forecast.counts import Bar, Spread
-from penstock.server.forecast.report import LanesRow, PlanReport, Ranks
-from penstock.server.forecast.skew import Skew
-from penstock.wire.terminal import plain
+from penstock.common.terminal import plain
+from penstock.server.planning.report.histograms import Bar, Spread
+from penstock.server.planning.report.plan_report import LanesRow, PlanReport, RankFigures
+from penstock.server.planning.report.skew import Skew
 
 BAR_COLUMNS = 40
 """Of the longest bar of the histogram."""
@@ -164,7 +164,7 @@ def bar_name(bar: Bar) -> str:
     return f"{bar.start:,}" if bar.start == last else f"{bar.start:,} - {last:,}"
 
 
-def _ranks(ranks: Sequence[Ranks]) -> Iterator[str]:
+def _ranks(ranks: Sequence[RankFigures]) -> Iterator[str]:
     if not any(found is not None for each in ranks for found in each.skews.values()):
         return
     title = "  cost of the batches that ranks train on at the same time: largest above mean"

@@ -11,17 +11,17 @@ import select
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
+from penstock.common.resources import usable_cpus
 from penstock.server.commands.progress import Say, silent
-from penstock.server.forecast.window_figures import WindowFigures, WindowKey, add_up
-from penstock.server.job import Job
+from penstock.server.job.job import Job
+from penstock.server.job.role_set import RoleSet
 from penstock.server.jobs.definition import decode
-from penstock.server.node.aside import attend, end_aside, short_status
-from penstock.server.node.child import Inherited
-from penstock.server.node.start import Process, start
-from penstock.server.planned.log import planned_log
-from penstock.server.role_set import RoleSet
+from penstock.server.planning.log.planned_log import planned_log
+from penstock.server.planning.report.window_figures import WindowFigures, WindowKey, add_up
+from penstock.server.processes.background import attend, end_aside, short_status
+from penstock.server.processes.child import Inherited
+from penstock.server.processes.start import Process, start
 from penstock.wire.errors import Internal, JobChanged
-from penstock.wire.resources import usable_cpus
 from penstock.wire.sent_errors import decode_error
 
 LEAST_SAMPLES = 2_000_000
@@ -69,7 +69,8 @@ class Apart:
         if processes < 2 or samples * epochs < self._least or not self._job.definition:
             return add_up(roles, keys, epochs, tell)
         started = [
-            _Process(self._job, roles, keys[part::processes], epochs) for part in range(processes)
+            _PlanProcess(self._job, roles, keys[part::processes], epochs)
+            for part in range(processes)
         ]
         try:
             return _gathered(started, tell)
@@ -78,7 +79,7 @@ class Apart:
                 process.kill()
 
 
-def _gathered(started: Sequence[_Process], tell: Any) -> WindowFigures:
+def _gathered(started: Sequence[_PlanProcess], tell: Any) -> WindowFigures:
     """Return what all processes have added up."""
     found: WindowFigures | None = None
     waiting = {process.aside.socket.fileno(): process for process in started}
@@ -97,7 +98,7 @@ def _gathered(started: Sequence[_Process], tell: Any) -> WindowFigures:
     return found
 
 
-class _Process:
+class _PlanProcess:
     """One process, as the command sees it."""
 
     def __init__(self, job: Job, roles: RoleSet, keys: Sequence[WindowKey], epochs: int) -> None:

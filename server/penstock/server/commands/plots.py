@@ -32,7 +32,7 @@ LINE = 22
 """Between two horizontal bars."""
 
 
-class Series(NamedTuple):
+class PlotSeries(NamedTuple):
     """Heights that are drawn in one colour.
 
     Attributes:
@@ -47,7 +47,7 @@ class Series(NamedTuple):
 
 
 def columns(
-    title: str, names: Sequence[str], series: Sequence[Series], axes: Axes, unit: str = ""
+    title: str, names: Sequence[str], series: Sequence[PlotSeries], axes: Axes, unit: str = ""
 ) -> str:
     """Return upright bars, those of one name side by side.
 
@@ -240,4 +240,4 @@ def _cut(name: str) -> str:
     return name if len(name) <= 28 else name[:27] + "…"
 
 
-__all__ = ["Axes", "Series", "band", "columns", "line", "lying", "shown"]
+__all__ = ["Axes", "PlotSeries", "band", "columns", "line", "lying", "shown"]

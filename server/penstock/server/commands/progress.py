@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from penstock.wire.terminal import plain
+from penstock.common.terminal import plain
 
 Say = Callable[[str], None]
 """Takes what is being done; each call replaces what the one before said."""

@@ -27,25 +27,20 @@ from typing import Any
 
 import numpy as np
 
-from penstock.server.core.condition import Kept
 from penstock.server.core.permutation import MAX_ITEMS
 from penstock.server.core.refs import ItemRef
-from penstock.server.environment import FIXED, THREAD_VARIABLES, worker_environment
-from penstock.server.job import Job, LaneRoles
+from penstock.server.job.job import Job, LaneRoles
+from penstock.server.job.role_set import RoleSet
 from penstock.server.jobs.load import Config, load
 from penstock.server.pipeline.items import Filtered, Items, Outcome
+from penstock.server.pipeline.known_verdicts import Quarantined, content_hash
 from penstock.server.pipeline.line import Computed, Line
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S
-from penstock.server.pipeline.verdicts import Quarantined, content_hash
-from penstock.server.role_set import RoleSet
-from penstock.server.roles.base import (
-    BatchCollator,
-    DataDistributor,
-    RawItemProcessor,
-    Source,
-)
+from penstock.server.process.environment import FIXED, THREAD_VARIABLES, worker_environment
+from penstock.server.roles.base import BatchCollator, DataDistributor, RawItemProcessor, Source
+from penstock.server.roles.condition import Kept
 from penstock.server.roles.distributors import MapDistributor
-from penstock.server.roles.distributors.together import Drawn
+from penstock.server.roles.distributors.joined_sources import Drawn
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.role import Role, asked, failing
 from penstock.server.sources.meta import MetaSource
@@ -486,8 +481,8 @@ Gather = Callable[[Surroundings], dict[str, Any]]
 def find_dependences(job: Job, ours: dict[str, Any], gather: Gather) -> list[str]:
     """Compare with a process where everything differs, and find out what of it matters.
 
-    What is fixed wherever a batch is computed (`penstock.server.environment`) cannot make two
-    contents of one log id: to depend on it is worth a note and no error.
+    What is fixed wherever a batch is computed (`penstock.server.process.environment`) cannot make
+    two contents of one log id: to depend on it is worth a note and no error.
 
     Args:
         job: The job.

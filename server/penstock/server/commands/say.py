@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from penstock.wire.terminal import columns_of, folded
+from penstock.common.terminal import columns_of, folded
 
 
 def say(text: str, *, error: bool = False) -> None:

@@ -58,8 +58,8 @@ def serve(
     config = load(file, overrides=flags, assignments=assignments)
     # Here and not above: the other commands need none of it, and start faster without. First what
     # workers are forked from, which follows this process's log: it imports while this process does.
-    from penstock.server.node.start import COUNT, WORKER, preload
-    from penstock.server.said import decide
+    from penstock.server.logs.captured import decide
+    from penstock.server.processes.start import COUNT, WORKER, preload
 
     decide(config.server.log_format, config.server.log_level)
     # Before gRPC is imported, which reads these once, and before what forks workers is started,
@@ -67,11 +67,11 @@ def serve(
     # form of its own, for each handshake that fails: a scan of the port would fill the log.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if config.server.tls is not None:
-        from penstock.server.tls import choose_ciphers
+        from penstock.server.access.tls import choose_ciphers
 
         choose_ciphers(config.server.tls)
     preload((WORKER, COUNT), config.imports)
-    from penstock.server.logs import configure
+    from penstock.server.logs.handlers import configure
 
     configure(config.server.log_format, config.server.log_level)
     from penstock.server.app import run

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
+from penstock.common.batch_text import batch_text, headline, value_text
 from penstock.server.commands.progress import Progress
 from penstock.server.commands.say import say
 from penstock.server.commands.set_option import set_option
-from penstock.server.commands.text import decoder
-from penstock.server.job import Job
+from penstock.server.commands.token_text import decoder
+from penstock.server.job.job import Job
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_order import KnownOrder
@@ -28,9 +29,8 @@ from penstock.server.store.recorded import Recorded, version_warning
 from penstock.wire import frame
 from penstock.wire.describe import batch_record
 from penstock.wire.errors import PastEnd
+from penstock.wire.item_numbers import number_text
 from penstock.wire.order import Cut, Share
-from penstock.wire.refs import number_text
-from penstock.wire.text import batch_text, headline, value_text
 
 SHOWN_ITEMS = 8
 

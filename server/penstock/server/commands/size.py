@@ -10,11 +10,13 @@ from typing import Any
 
 import click
 
+from penstock.common.resources import usable_cpus, usable_memory_bytes
 from penstock.server.commands.core_rate import CoreRate, measure_core
-from penstock.server.commands.memory import node_memory
+from penstock.server.commands.memory_formula import node_memory
 from penstock.server.commands.progress import Progress, Say
 from penstock.server.commands.say import say
 from penstock.server.commands.set_option import set_option
+from penstock.server.commands.side_by_side import SideBySide, measure_together
 from penstock.server.commands.size_report import Found, notes_of, render
 from penstock.server.commands.sizing import (
     BUSY,
@@ -25,11 +27,9 @@ from penstock.server.commands.sizing import (
     size_of,
     store_writes,
 )
-from penstock.server.commands.together import Together, measure_together
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.jobs.load import Config, load
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.resources import usable_cpus, usable_memory_bytes
 
 
 class Finite(click.FloatRange):
@@ -206,7 +206,7 @@ def _find(
     return found
 
 
-def _share(together: Together, unit: str, alone: float) -> float:
+def _share(together: SideBySide, unit: str, alone: float) -> float:
     """Return how much of its rate alone a process had beside others: at most all of it."""
     if unit not in together.per_second:
         return 1.0

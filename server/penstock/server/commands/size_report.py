@@ -9,18 +9,10 @@ from typing import Any
 
 import click
 
+from penstock.common.terminal import plain
 from penstock.server.commands.core_rate import CoreRate, Rate
-from penstock.server.commands.sizing import (
-    HEAD_ROOM,
-    Lanes,
-    Machine,
-    Needed,
-    OneCore,
-    Size,
-    Writes,
-)
-from penstock.server.commands.together import Together
-from penstock.wire.terminal import plain
+from penstock.server.commands.side_by_side import SideBySide
+from penstock.server.commands.sizing import HEAD_ROOM, Lanes, Machine, Needed, OneCore, Size, Writes
 
 IDLE = 0.7
 """Processor time by time below which a worker counts as one that waits."""
@@ -57,7 +49,7 @@ class Found:
     measured: CoreRate
     rate: Rate
     core: OneCore
-    together: Together
+    together: SideBySide
     has: Lanes
     size: Size
     ready_bytes: int

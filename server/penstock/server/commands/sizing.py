@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.server.commands.memory import MIB, NodeMemory
+from penstock.server.commands.memory_formula import MIB, NodeMemory
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.order import MAX_LANES
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from penstock.server.access import PREFIX, callers_in, hash_of
+from penstock.server.access.caller import INCLUDED
+from penstock.server.access.callers import PREFIX, callers_in, hash_of
 from penstock.server.commands.say import say
-from penstock.server.rpc.caller import INCLUDED
 from penstock.wire.errors import InvalidRequest
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.server.environment import worker_environment
+from penstock.server.process.environment import worker_environment
 from penstock.wire.errors import ERRORS, Internal, PenstockError
 
 ITEMS, BATCHES = 8, 2

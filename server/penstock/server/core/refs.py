@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain, islice, repeat
 from typing import Any, NamedTuple, TypeVar
 
-from penstock.wire.refs import number_text
+from penstock.wire.item_numbers import number_text
 
 _Ref = TypeVar("_Ref", bound=tuple[Any, ...])
 
@@ -22,7 +22,8 @@ class ItemRef(NamedTuple):
 
     Attributes:
         source: The name of its source in the job.
-        index: Its number there: an index, or shard and row of a stream (`penstock.wire.refs`).
+        index: Its number there: an index, or shard and row of a stream
+            (`penstock.wire.item_numbers`).
         epoch: Which pass over the data.
     """
 

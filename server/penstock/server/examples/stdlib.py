@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tokenize import detect_encoding
 
-from penstock.server.extra import require_server
+from penstock.server.process.extra import require_server
 from penstock.wire.errors import InvalidRequest, MissingExtra, PenstockError
 
 FORMAT = 2

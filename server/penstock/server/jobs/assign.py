@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from penstock.common.nearest import hint
+from penstock.server.config import yaml_file
+from penstock.server.config.location import KeyPath, Location, key_text
 from penstock.server.core.shown import shown
-from penstock.server.jobs import yaml_file
-from penstock.server.jobs.location import KeyPath, Location, key_text
 from penstock.server.jobs.settings import ServerSettings
 from penstock.wire.errors import InvalidJob, InvalidRequest, UnknownJob
-from penstock.wire.nearest import hint
 
 FLAG = "--set"
 

@@ -4,7 +4,7 @@ It holds what the section of a job file says, and the folder that its paths star
 the code of users' roles, it names and does not hold: so whoever builds the job compares the log id,
 which knows of both. A job that code has built may hold any object, which no text can say: its
 definition names that code, which then runs again. Where modules are searched for is the node's own:
-its workers search as it does (`penstock.server.environment`).
+its workers search as it does (`penstock.server.process.environment`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from penstock.server.job import Job, find_job
-from penstock.server.jobs.location import Location
+from penstock.server.config.location import Location
+from penstock.server.job.job import Job, find_job
+from penstock.server.job.joint_job import JointJob, RoleSet
 from penstock.server.jobs.python_file import jobs_in
 from penstock.server.jobs.registry import KINDS, absolute, build
 from penstock.server.jobs.settings import JobSettings, RolesSettings, SetSettings
 from penstock.server.jobs.validate import validate
-from penstock.server.joint_job import JointJob, RoleSet
-from penstock.server.planned.plan import Plan
+from penstock.server.planning.log.job_plan import Plan
 from penstock.wire.credentials import value_without_credentials
 from penstock.wire.errors import InvalidJob, JobChanged, PenstockError
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.common.nearest import hint
+from penstock.server.config.class_parameters import constructor_parameters
+from penstock.server.config.location import Location
 from penstock.server.core.shown import shown
-from penstock.server.job import DEFAULT_LANES
-from penstock.server.jobs.location import Location
-from penstock.server.jobs.parameters import constructor_parameters
+from penstock.server.job.job import DEFAULT_LANES
 from penstock.server.jobs.registry import KINDS, build
 from penstock.server.roles.base import IndexedSource, RawItem
 from penstock.server.roles.processors.tokenizer_file import WHOLE, from_the_hub
@@ -26,7 +27,6 @@ from penstock.server.sources import BUILTIN_SOURCES
 from penstock.server.sources.kinds import COMPRESSED, kind_of
 from penstock.server.sources.kinds import KINDS as SOURCES
 from penstock.wire.errors import BadItem, InvalidJob, InvalidRequest
-from penstock.wire.nearest import hint
 
 _TOKENIZER = "tokenizer.json"
 

@@ -14,24 +14,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.server.allocator import prefer
+from penstock.server.config import yaml_file
+from penstock.server.config.location import Location
 from penstock.server.core.shown import shown
-from penstock.server.job import MAX_SOURCE_NAME, SOURCE_NAME, Job, find_job
-from penstock.server.jobs import yaml_file
+from penstock.server.files.catalog import keep_in
+from penstock.server.job.job import MAX_SOURCE_NAME, SOURCE_NAME, Job, find_job
 from penstock.server.jobs.assign import FLAG, assign
 from penstock.server.jobs.definition import Definition
-from penstock.server.jobs.imports import imported
-from penstock.server.jobs.location import Location
+from penstock.server.jobs.needed_imports import imported
 from penstock.server.jobs.override import override
 from penstock.server.jobs.python_file import JOB_NAME, jobs_in
-from penstock.server.jobs.settings import (
-    JobFile,
-    JobSettings,
-    RolesSettings,
-    ServerSettings,
-)
+from penstock.server.jobs.settings import JobFile, JobSettings, RolesSettings, ServerSettings
 from penstock.server.jobs.validate import validate
-from penstock.server.sources.catalog import keep_in
+from penstock.server.process.allocator import prefer
 from penstock.wire.errors import InvalidJob, InvalidRequest
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Mapping
 
+from penstock.common.elsewhere import ELSEWHERE
+from penstock.common.nearest import hint, nearest
 from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
 from penstock.server.roles.batchers import BUILTIN_BATCHERS
 from penstock.server.roles.collators import BUILTIN_COLLATORS
@@ -12,8 +14,6 @@ from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS
 from penstock.server.roles.processors import BUILTIN_PROCESSORS
 from penstock.server.roles.role import Role
 from penstock.server.sources import BUILTIN_SOURCES
-from penstock.wire.elsewhere import ELSEWHERE
-from penstock.wire.nearest import hint, nearest
 
 _ROLES: Mapping[str, tuple[Mapping[str, type[Role]], tuple[str, ...]]] = {
     "source": (BUILTIN_SOURCES, ("parquet", "jsonl")),

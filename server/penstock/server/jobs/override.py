@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.server.jobs.location import Location
+from penstock.common.nearest import hint
+from penstock.server.config.location import Location
 from penstock.server.jobs.settings import ServerSettings
 from penstock.server.jobs.validate import validate
 from penstock.wire.errors import InvalidJob, InvalidRequest
-from penstock.wire.nearest import hint
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.server.core.shown import shown
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line, user_line, user_traceback
 from penstock.server.usercode.imports import load_attribute
@@ -59,7 +59,7 @@ def _python_builder(target: str, name: str, value: Any) -> Callable[[], Job]:
         if not isinstance(job, Job):
             raise InvalidJob(
                 f"{target}: the job {name!r} is {shown(job)} and no Job: give "
-                "penstock.server.job.Job(source=..., ...) or a function that returns one",
+                "penstock.server.job.job.Job(source=..., ...) or a function that returns one",
                 key=name,
             )
         job.name = name

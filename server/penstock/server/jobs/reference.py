@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from penstock.server.core.docstrings import argument_docs
-from penstock.server.job import SOURCE_NAME
-from penstock.server.jobs.parameters import constructor_parameters
+from penstock.server.config.class_parameters import constructor_parameters
+from penstock.server.job.job import SOURCE_NAME
+from penstock.server.jobs.docstrings import argument_docs
 from penstock.server.jobs.registry import FUNCTIONS, KINDS, Kind
 from penstock.server.jobs.settings import (
     JobFile,
@@ -30,7 +30,7 @@ SOURCES = ("source", "sources")
 """The keys of a section that say where its items come from: one of them is there."""
 
 
-class Row(NamedTuple):
+class ReferenceRow(NamedTuple):
     """One key or parameter of the reference.
 
     Attributes:
@@ -125,30 +125,30 @@ def _takes_any(cls: type[Role]) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
-def _further(cls: type[Role]) -> Iterator[Row]:
+def _further(cls: type[Role]) -> Iterator[ReferenceRow]:
     """Yield a row for `**arguments`, where the constructor takes any."""
     for parameter in constructor_parameters(cls).values():
         if parameter.kind is parameter.VAR_KEYWORD:
             meaning = _meanings(cls).get(parameter.name, "")
-            yield Row("...", "none", f"Any other parameter. {meaning}")
+            yield ReferenceRow("...", "none", f"Any other parameter. {meaning}")
 
 
-def setting_rows(model: type[BaseModel]) -> Iterator[Row]:
+def setting_rows(model: type[BaseModel]) -> Iterator[ReferenceRow]:
     """Yield the keys of one section of a job file."""
     for name, field in model.model_fields.items():
         default = field.default
         text = "required" if default is PydanticUndefined else _literal(default)
-        yield Row(name, text, field.description or "")
+        yield ReferenceRow(name, text, field.description or "")
 
 
-def parameter_rows(cls: type[Role]) -> Iterator[Row]:
+def parameter_rows(cls: type[Role]) -> Iterator[ReferenceRow]:
     """Yield the parameters of a role, described by its docstring."""
     meanings = _meanings(cls)
     for name, parameter in constructor_parameters(cls).items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         required = parameter.default is parameter.empty
-        yield Row(
+        yield ReferenceRow(
             name, "required" if required else _literal(parameter.default), meanings.get(name, "")
         )
 
@@ -192,7 +192,7 @@ def _first_sentence(cls: type[Role]) -> str:
     return " ".join(first.split())
 
 
-def _table(what: str, rows: Iterator[Row]) -> list[str]:
+def _table(what: str, rows: Iterator[ReferenceRow]) -> list[str]:
     lines = [f"| {what} | Default | Meaning |", "|---|---|---|"]
     for row in rows:
         default = row.default if row.default == "required" else f"`{row.default}`"
@@ -200,4 +200,4 @@ def _table(what: str, rows: Iterator[Row]) -> list[str]:
     return lines
 
 
-__all__ = ["Row", "json_schema", "markdown", "parameter_rows", "setting_rows"]
+__all__ = ["ReferenceRow", "json_schema", "markdown", "parameter_rows", "setting_rows"]

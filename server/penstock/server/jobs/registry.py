@@ -10,10 +10,11 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.common.nearest import hint
+from penstock.server.config.class_parameters import check_parameters
+from penstock.server.config.location import Location
 from penstock.server.core.shown import shown
-from penstock.server.jobs.location import Location
 from penstock.server.jobs.misplaced import remedy_in_role
-from penstock.server.jobs.parameters import check_parameters
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
@@ -26,15 +27,14 @@ from penstock.server.roles.base import (
 from penstock.server.roles.batchers import BUILTIN_BATCHERS
 from penstock.server.roles.collators import BUILTIN_COLLATORS, FunctionCollator
 from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS
-from penstock.server.roles.function import FunctionRole
 from penstock.server.roles.processors import BUILTIN_PROCESSORS, FunctionProcessor
 from penstock.server.roles.role import Role
+from penstock.server.roles.user_function import FunctionRole
 from penstock.server.sources import BUILTIN_SOURCES
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line, user_line, user_traceback
 from penstock.server.usercode.imports import is_file_spec, load_attribute
 from penstock.wire.errors import InvalidJob, PenstockError
-from penstock.wire.nearest import hint
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def resolve(kind: Kind, name: str, location: Location) -> type[Role]:
     return found
 
 
-class Numbered(NamedTuple):
+class NumberedName(NamedTuple):
     """What a name with a number means.
 
     Attributes:
@@ -164,13 +164,13 @@ class Numbered(NamedTuple):
     number: int
 
 
-def numbered(kind: Kind, name: str) -> Numbered | None:
+def numbered(kind: Kind, name: str) -> NumberedName | None:
     """Return what `window_10` means: a built-in and one of its parameters; None = another name."""
     stem, _, number = name.rpartition("_")
     cls = kind.builtins.get(stem)
     if cls is None or not cls.numbered_by or not number.isdecimal() or not number.isascii():
         return None
-    return Numbered(cls, cls.numbered_by, int(number))
+    return NumberedName(cls, cls.numbered_by, int(number))
 
 
 def build(kind: Kind, spec: Mapping[str, Any], location: Location) -> Any:
@@ -279,7 +279,7 @@ __all__ = [
     "FUNCTIONS",
     "KINDS",
     "Kind",
-    "Numbered",
+    "NumberedName",
     "absolute",
     "build",
     "numbered",

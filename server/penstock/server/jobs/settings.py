@@ -13,13 +13,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from penstock.server.allocator import AUTO
-from penstock.server.core.docstrings import argument_docs
-from penstock.server.job import DEFAULT_LANES, MAX_LATER, Job
-from penstock.server.joint_job import JointJob, RoleSet
-from penstock.server.planned.plan import Plan
+from penstock.common.resources import usable_cpus, usable_memory_bytes
+from penstock.server.job.job import DEFAULT_LANES, MAX_LATER, Job
+from penstock.server.job.joint_job import JointJob, RoleSet
+from penstock.server.jobs.docstrings import argument_docs
+from penstock.server.planning.log.job_plan import Plan
+from penstock.server.process.allocator import AUTO
 from penstock.wire.order import MAX_LANES
-from penstock.wire.resources import usable_cpus, usable_memory_bytes
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from penstock.server.config.location import KeyPath, Location
 from penstock.server.core.shown import shown_at
-from penstock.server.jobs.location import KeyPath, Location
 from penstock.server.jobs.misplaced import remedy
 from penstock.server.jobs.settings import (
     JobFile,

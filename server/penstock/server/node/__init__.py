@@ -1,8 +1,10 @@
 """A loader node at work: what its readers want, the workers that make it, snapshots to the store.
 
-In the server process: `reader` and `books` (what is wanted, what is ready), `dispatch` (who makes
-what), `answers` (what comes back), `crew` (the workers' lives), `shelf` (snapshots), `audit`
-(batches made twice), `quarantine` (verdicts); `node` is their face. In each worker: `worker`.
-Between them: `process`, `channel`, `messages`, `page` and, for the bytes of batches, `arena`.
+* `demand`: what readers want, and what is ready for them; state alone.
+* `supply`: who makes a batch, what comes back, and what becomes of it.
+* `workers`: what runs in a worker, where users' roles are.
+* `protocol`: what both say to each other.
+* `node`: the face of all this, and the order in which its parts start and end.
+
 Nothing here knows gRPC.
 """

@@ -18,30 +18,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from penstock.server.core.verdict import Verdict
-from penstock.server.job import Job
-from penstock.server.node.answers import Answers
-from penstock.server.node.audit import Audit
-from penstock.server.node.books import Log
-from penstock.server.node.counting import Counting, count_processes
-from penstock.server.node.crew import ITEM_DEADLINE_S, Crew, Hear, Lose
-from penstock.server.node.dispatch import Dispatch
-from penstock.server.node.ends import Ends
-from penstock.server.node.entry import Entry, State
-from penstock.server.node.hearing import Hearing
-from penstock.server.node.life import Life
-from penstock.server.node.messages import TakeSnapshots
-from penstock.server.node.observer import Observer
-from penstock.server.node.page import Note
-from penstock.server.node.process import WorkerProcess
-from penstock.server.node.quarantine import Quarantine
-from penstock.server.node.reader import Reader
-from penstock.server.node.shelf import Shelf
+from penstock.server.files.catalog import pack_catalogs
+from penstock.server.job.job import Job
+from penstock.server.node.demand.ledger import Log
+from penstock.server.node.demand.stream_demand import StreamDemand
+from penstock.server.node.demand.wanted import BatchState, WantedBatch
+from penstock.server.node.protocol.messages import TakeSnapshots
+from penstock.server.node.protocol.observer import Observer
+from penstock.server.node.supply.audit import Audit
+from penstock.server.node.supply.counting import LaneCounting, count_processes
+from penstock.server.node.supply.dispatch import Dispatch
+from penstock.server.node.supply.lane_ends import Ends
+from penstock.server.node.supply.life import Life
+from penstock.server.node.supply.message_dispatch import MessageDispatch
+from penstock.server.node.supply.quarantine import Quarantine
+from penstock.server.node.supply.snapshot_writer import SnapshotWriter
+from penstock.server.node.supply.ticket_answers import Answers
+from penstock.server.node.supply.worker_pool import ITEM_DEADLINE_S, Hear, Lose, WorkerPool
+from penstock.server.node.supply.worker_process import WorkerProcess
 from penstock.server.pipeline.known_order import SoFar
-from penstock.server.pipeline.verdicts import VerdictBook
-from penstock.server.processes import age_s
+from penstock.server.pipeline.known_verdicts import VerdictBook
+from penstock.server.process.usage import age_s
+from penstock.server.processes.page import Note
 from penstock.server.roles.reading import Reading
-from penstock.server.sources.catalog import pack_catalogs
-from penstock.server.store.base import Store
+from penstock.server.store.contract import Store
 from penstock.server.store.records import JobRecord
 from penstock.wire.errors import InvalidJob
 from penstock.wire.numbering import Numbering
@@ -87,9 +87,9 @@ class Node:
         self._imports, self._files_fd = imports, -1
         self._drained: dict[int, asyncio.Future[None]] = {}
         self.life = life = Life()
-        self.shelf = Shelf(store, life)
+        self.shelf = SnapshotWriter(store, life)
         self._worker_count = workers
-        self.crew = crew = Crew(workers, self._new_worker, life, observer, item_deadline_s)
+        self.crew = crew = WorkerPool(workers, self._new_worker, life, observer, item_deadline_s)
         self.dispatch = dispatch = Dispatch(
             self.verdicts, crew, self.shelf, life, observer, bound_bytes
         )
@@ -97,9 +97,9 @@ class Node:
         self._quarantine = Quarantine(self.verdicts, dispatch, crew, store, life, observer)
         self.ends = ends = Ends(dispatch, store, life)
         told = crew, self.shelf, ends, life, observer, item_deadline_s
-        self.counting = Counting(count_processes(workers), self.verdicts, *told)
+        self.counting = LaneCounting(count_processes(workers), self.verdicts, *told)
         answers = Answers(dispatch, self.shelf, audit, observer)
-        hearing = Hearing(
+        hearing = MessageDispatch(
             dispatch, crew, answers, self.shelf, audit, self._quarantine, ends, life, observer
         )
         hearing.counting = self.counting
@@ -146,7 +146,7 @@ class Node:
         """Return the length of the largest body of a job that was made so far."""
         return self.log(job).largest_body_bytes
 
-    def latest(self, job: Job, most_bytes: int) -> Entry | None:
+    def latest(self, job: Job, most_bytes: int) -> WantedBatch | None:
         """Return the batch of a job that stands last, of those in memory; see `Log.latest`."""
         return self.log(job).latest(most_bytes)
 
@@ -286,10 +286,10 @@ class Node:
         lanes: Iterable[int] | None,
         wake: Callable[[], None],
         host: str = "",
-    ) -> Reader:
+    ) -> StreamDemand:
         """Return a new reader, of a process on this host; the caller closes it."""
         wanted = frozenset(lanes) if lanes is not None else None
-        return Reader(self.log(job), share, cut, start, wanted, wake, job, host)
+        return StreamDemand(self.log(job), share, cut, start, wanted, wake, job, host)
 
     def note_given(self, job: Job, offsets: Mapping[int, int]) -> None:
         """Take in what a reader was given before this node knew of it: nothing of it may move.
@@ -302,14 +302,18 @@ class Node:
         for lane, offset in offsets.items():
             lanes[lane].note_given_elsewhere(offset)
 
-    def extend(self, reader: Reader, horizon: int, position: int = 0, bytes_limit: int = 0) -> None:
+    def extend(
+        self, reader: StreamDemand, horizon: int, position: int = 0, bytes_limit: int = 0
+    ) -> None:
         """Move a reader's horizon, and what it has room for; see to what it wants now."""
         reader.grant(position, bytes_limit)
         reader.extend(horizon)
         self.dispatch.schedule()
 
-    def take(self, reader: Reader, fits: Callable[[Entry], bool] | None = None) -> Entry | None:
-        """Return a reader's next batch, as `Reader.take`, and see to what it wants instead of it.
+    def take(
+        self, reader: StreamDemand, fits: Callable[[WantedBatch], bool] | None = None
+    ) -> WantedBatch | None:
+        """Return a reader's next batch, as `StreamDemand.take`, and see to what else it wants.
 
         Raises:
             PenstockError: The batch that is owed next cannot be made.
@@ -320,23 +324,23 @@ class Node:
             self.dispatch.schedule()
         return entry
 
-    def sent(self, reader: Reader, *entries: Entry) -> None:
+    def sent(self, reader: StreamDemand, *entries: WantedBatch) -> None:
         """Batches of a reader have gone out: there may be room for others."""
         for entry in entries:
             reader.sent(entry)
         self.dispatch.schedule()
 
-    def give_back(self, entry: Entry) -> None:
+    def give_back(self, entry: WantedBatch) -> None:
         """A process has given a batch back that was lent to it."""
         entry.unpin()
         self.dispatch.schedule()
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, reader: StreamDemand) -> None:
         """A reader is gone."""
         reader.close()
         self.dispatch.schedule()
 
-    def waiting_for(self, reader: Reader) -> tuple[int, int, str, str]:
+    def waiting_for(self, reader: StreamDemand) -> tuple[int, int, str, str]:
         """Return (lane, offset, stage, item) of what a reader's next position waits for."""
         entry = reader.pending.get(reader.head)
         if entry is None:
@@ -350,7 +354,7 @@ class Node:
             key = key._replace(lane=frontier.lane, offset=frontier.offset)
             if lane.has_ended(frontier.offset):
                 return key.lane, key.offset, "store", ""
-        if entry.state is State.MAKING or lane.planning:
+        if entry.state is BatchState.MAKING or lane.planning:
             for worker in self.crew:
                 if any(t.log is reader.log and t.lane is lane for t in worker.tickets.values()):
                     note = worker.current()

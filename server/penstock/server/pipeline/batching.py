@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from penstock.server.core.refs import ItemRef, Rows, SampleRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
+from penstock.server.job.role_set import RoleSet
 from penstock.server.pipeline.retry import Calls
-from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.server.usercode.contained import as_exception, contained
 from penstock.server.usercode.frames import error_line, user_traceback

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.pipeline.raws import RawItems
-from penstock.server.pipeline.retry import Call
+from penstock.server.pipeline.retry import RoleCall
 from penstock.server.roles.context import ProcessContext, item_key
 from penstock.server.usercode.frames import error_line
 from penstock.server.usercode.seeding import drawn_since
@@ -36,7 +36,7 @@ class Chance:
         if not source.uses_global_rng:
             return True
         key = item_key(self._job.seed, item)
-        what = Call(source, "fetch")
+        what = RoleCall(source, "fetch")
         with self._items.globals as borrowed:
             borrowed.seed(key)
             try:
@@ -47,7 +47,7 @@ class Chance:
                 logger.debug("item %s fails again: %s", item, error_line(error))
             return not drawn_since(key)
 
-    def is_chance(self, item: ItemRef, what: Call) -> bool:
+    def is_chance(self, item: ItemRef, what: RoleCall) -> bool:
         """Tell whether the outcome of an item depends on random draws: it is tried again."""
         if not self.fetch_is_pure(item):
             return True

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.server.core.refs import BatchPlan
-from penstock.server.pipeline.retry import Call, Calls
+from penstock.server.pipeline.retry import Calls, RoleCall
 from penstock.server.roles.base import Sample
 from penstock.server.roles.context import CollateContext, batch_key
 from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.server.usercode.seeding import BorrowedGlobals
 from penstock.wire.errors import BadBatch, PenstockError, SourceUnavailable
-from penstock.wire.packed import made
+from penstock.wire.packed_rows import made
 
 
 class Collating:
@@ -24,7 +24,7 @@ class Collating:
 
     def __init__(self, calls: Calls) -> None:
         self._calls, self._job = calls, calls.job
-        self._whats = [Call(roles.collator, "collate") for roles in calls.job.role_sets]
+        self._whats = [RoleCall(roles.collator, "collate") for roles in calls.job.role_sets]
         self._globals = BorrowedGlobals()
 
     def collate(

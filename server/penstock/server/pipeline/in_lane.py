@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef
 from penstock.server.pipeline.items import Filtered, Items
-from penstock.server.pipeline.verdicts import Bad
+from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.roles.base import Sample
+from penstock.server.usercode.held_bytes import held_bytes
 
 
 def outcomes_in_lane(

@@ -14,14 +14,10 @@ import numpy as np
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
-from penstock.server.job import Job
-from penstock.server.pipeline.processing import (
-    NEVER_ABOUT_AN_ITEM,
-    Filtered,
-    ProcessedItems,
-)
-from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Call, Progress
-from penstock.server.pipeline.verdicts import Bad, Quarantined, VerdictBook, content_hash
+from penstock.server.job.job import Job
+from penstock.server.pipeline.known_verdicts import Bad, Quarantined, VerdictBook, content_hash
+from penstock.server.pipeline.processing import NEVER_ABOUT_AN_ITEM, Filtered, ProcessedItems
+from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Progress, RoleCall
 from penstock.server.roles.base import IndexedSource, RawItem, Sample
 from penstock.server.roles.role import Role
 from penstock.server.usercode.contained import contained
@@ -129,7 +125,7 @@ class Items(ProcessedItems):
         return [found[item] for item in items]
 
     def _told_by(self, source: IndexedSource, items: Sequence[ItemRef]) -> list[int | Bad]:
-        what = Call(source, "sizes", reading=True)
+        what = RoleCall(source, "sizes", reading=True)
         self.progress("fetch", items[0])
         indices = [item.index for item in items]
         try:
@@ -165,7 +161,7 @@ class Items(ProcessedItems):
 
     def _size(self, item: ItemRef, raw: RawItem) -> int | Bad:
         processor = self.job.roles_of(item.source).processor
-        what = Call(processor, "size")
+        what = RoleCall(processor, "size")
         try:
             size = self.retried(lambda: processor.size(raw), what, item)
         except NEVER_ABOUT_AN_ITEM:

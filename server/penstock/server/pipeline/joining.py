@@ -10,8 +10,8 @@ from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.pipeline.fitting import Exits, Fitting, Found
 from penstock.server.pipeline.in_lane import outcomes_in_lane
 from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.later import Fit, Later
-from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import Sample
 
 

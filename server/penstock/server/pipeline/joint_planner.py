@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.server.core.refs import BatchPlan, ItemRef
-from penstock.server.job import Job, LaneRoles
+from penstock.server.job.job import Job, LaneRoles
 from penstock.server.pipeline import snapshot
-from penstock.server.pipeline.ends import miscounted
+from penstock.server.pipeline.end_check import miscounted
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planned_planner import PlannedPlanner
 from penstock.server.pipeline.sample_planner import SamplePlanner

@@ -7,7 +7,7 @@ from collections import Counter
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.verdicts import Bad
+from penstock.server.pipeline.known_verdicts import Bad
 from penstock.wire.errors import BadItem
 
 

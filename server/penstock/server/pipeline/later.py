@@ -42,7 +42,7 @@ class Fit(NamedTuple):
     put_off: tuple[SampleRef, ...] = ()
 
 
-class Waiting(NamedTuple):
+class WaitingSamples(NamedTuple):
     """Samples of one batch that have joined none yet.
 
     Attributes:
@@ -67,7 +67,7 @@ class Settled(NamedTuple):
     stay: tuple[tuple[int, SampleRef], ...]
     come: tuple[tuple[int, SampleRef], ...]
     left_out: tuple[SampleRef, ...]
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[WaitingSamples, ...]
 
 
 class Room(Protocol):
@@ -79,7 +79,7 @@ class Room(Protocol):
 
 
 def settle(
-    waiting: Sequence[Waiting], plan: BatchPlan, fit: Fit, within: int, room: Room
+    waiting: Sequence[WaitingSamples], plan: BatchPlan, fit: Fit, within: int, room: Room
 ) -> Settled:
     """Let those that wait join a batch.
 
@@ -90,13 +90,13 @@ def settle(
         within: How many batches later a sample may come.
         room: Where there is some.
     """
-    own = Waiting(plan.offset, tuple(sorted(fit.put_off, key=lambda ref: -ref.size)))
+    own = WaitingSamples(plan.offset, tuple(sorted(fit.put_off, key=lambda ref: -ref.size)))
     every = [*waiting, own] if own.refs else list(waiting)
     if not every:
         return Settled((), (), (), ())
     rows = [list(row) for row in fit.rows]
     joined: dict[int, list[tuple[int, SampleRef]]] = {}
-    still: list[Waiting] = []
+    still: list[WaitingSamples] = []
     left_out: list[SampleRef] = []
     for offset, refs in reversed(every):  # so none is in the way of who came after it
         rest: list[SampleRef] = []
@@ -110,7 +110,7 @@ def settle(
         if plan.is_last or plan.offset - offset >= within:
             left_out[:0] = rest
         elif rest:
-            still.append(Waiting(offset, tuple(rest)))
+            still.append(WaitingSamples(offset, tuple(rest)))
     stay = tuple(joined.pop(plan.offset, ()))
     come = tuple(one for offset in sorted(joined) for one in joined[offset])
     return Settled(stay, come, tuple(left_out), tuple(reversed(still)))
@@ -191,7 +191,7 @@ class Later:
     def __init__(self, calls: Calls, look: Callable[[BatchPlan], Fit]) -> None:
         self._calls, self._look, self._within = calls, look, calls.job.later_within
         # By lane and offset, who waits for the batch there; the latest last.
-        self._stands: OrderedDict[tuple[int, int], tuple[Waiting, ...]] = OrderedDict()
+        self._stands: OrderedDict[tuple[int, int], tuple[WaitingSamples, ...]] = OrderedDict()
 
     def decide(self, plan: BatchPlan, fit: Fit) -> Decided:
         """Return a plan with what joins it; as it is, if that was decided before.
@@ -230,8 +230,8 @@ class Later:
         decided = plan._replace(later=settled.stay + settled.come, before=None)
         return Decided(decided, {name: n for name, n in counts.items() if n}, settled.left_out)
 
-    def _settled(self, waiting: Sequence[Waiting], plan: BatchPlan, fit: Fit) -> Settled:
+    def _settled(self, waiting: Sequence[WaitingSamples], plan: BatchPlan, fit: Fit) -> Settled:
         return settle(waiting, plan, fit, self._within, RowsOf(self._calls, plan))
 
 
-__all__ = ["Decided", "Fit", "Later", "Room", "RowsOf", "Settled", "Waiting", "settle"]
+__all__ = ["Decided", "Fit", "Later", "Room", "RowsOf", "Settled", "WaitingSamples", "settle"]

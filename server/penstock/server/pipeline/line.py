@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from penstock.server.core.refs import BatchPlan, ItemRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.maker import Maker
 from penstock.server.pipeline.planner import open_planner
-from penstock.server.pipeline.writing import Made
+from penstock.server.pipeline.writing import MadeBatch
 from penstock.server.roles.base import Sample
 from penstock.wire import frame
 from penstock.wire.errors import BadSnapshot, LaneStarved, PastEnd, PositionFar
@@ -156,7 +156,7 @@ class Line:
             self.advance()
             self.planner.forget()
 
-    def make(self, plan: BatchPlan, *, blank: bool = False) -> Made:
+    def make(self, plan: BatchPlan, *, blank: bool = False) -> MadeBatch:
         """Return the batch of a plan, from the samples at hand where they are."""
         if self._samples is not None:
             return self.maker.make(plan, self._samples, (), blank=blank)

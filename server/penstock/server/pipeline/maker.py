@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.server.core.refs import BatchPlan, ItemRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.collating import Collating
-from penstock.server.pipeline.columns import collate_columns
+from penstock.server.pipeline.column_batches import collate_columns
 from penstock.server.pipeline.fitting import Exits, Fitting
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.joining import Joining
 from penstock.server.pipeline.standin import StandIns
-from penstock.server.pipeline.writing import Made
+from penstock.server.pipeline.writing import MadeBatch
 from penstock.server.roles.base import Sample
 from penstock.wire import frame
 
@@ -46,7 +46,7 @@ class Maker:
         coming: Sequence[ItemRef] = (),
         *,
         blank: bool = False,
-    ) -> Made:
+    ) -> MadeBatch:
         """Return the batch of a plan.
 
         Args:
@@ -101,7 +101,7 @@ class Maker:
         told = counts, accounting, exits.counts
         return self._laid_out(kept, values, told, padding, emptied, epoch, plan)
 
-    def _of_columns(self, plan: BatchPlan) -> Made | None:
+    def _of_columns(self, plan: BatchPlan) -> MadeBatch | None:
         """Return a batch whose samples need not become objects; None where they must."""
         if not self.job.role_sets[plan.role_set].columns or not self.items.verdicts.is_empty:
             return None
@@ -122,11 +122,11 @@ class Maker:
         emptied: bool,
         epoch: int,
         decided: BatchPlan,
-    ) -> Made:
+    ) -> MadeBatch:
         values = self.job.labelled(values, plan.role_set)
         self.items.progress("encode", None)
         layout = frame.Layout(values, host=self._host[plan.role_set])
-        return Made(self.job.log_id, plan, layout, *told, padding, emptied, epoch, decided)
+        return MadeBatch(self.job.log_id, plan, layout, *told, padding, emptied, epoch, decided)
 
 
 def epoch_of(plan: BatchPlan) -> int:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.server.core.refs import BatchPlan, ItemRef
-from penstock.server.job import Job, LaneRoles
+from penstock.server.job.job import Job, LaneRoles
+from penstock.server.job.planned_batches import in_words
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.plans_before import PlansBefore
-from penstock.server.planned_batches import in_words
 from penstock.server.roles.base import Sample
 from penstock.wire.errors import LaneStarved, PenstockError
 

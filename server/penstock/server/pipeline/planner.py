@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from penstock.server.core.refs import BatchPlan, ItemRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.joint_planner import JointPlanner
 from penstock.server.pipeline.planned_planner import PlannedPlanner

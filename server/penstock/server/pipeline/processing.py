@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.pipeline.chance import Chance
+from penstock.server.pipeline.known_verdicts import Bad, content_hash
 from penstock.server.pipeline.raws import RawItems
-from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Call, Progress
-from penstock.server.pipeline.verdicts import Bad, content_hash
+from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Progress, RoleCall
 from penstock.server.roles.base import RawItem, RawItemProcessor, Sample
 from penstock.server.roles.context import ProcessContext
 from penstock.server.usercode.contained import contained
@@ -67,7 +67,7 @@ class ProcessedItems(RawItems):
         self.chance = Chance(self)
         self._ready = False
         self._drew_first = False  # the last item that failed drew random numbers before
-        self._processed_by: dict[str, Call] = {}  # by source, asked once
+        self._processed_by: dict[str, RoleCall] = {}  # by source, asked once
 
     def outcomes(
         self, items: Sequence[ItemRef], stage: str, coming: Sequence[ItemRef] = ()
@@ -120,7 +120,7 @@ class ProcessedItems(RawItems):
                 # One of them fails, and is named when it is alone.
                 outcomes = self._one_by_one(items, raws, stage, processor)
                 if not any(isinstance(outcome, Bad) for outcome in outcomes):
-                    self.tell_of(Call(processor, "process_batch"), error)
+                    self.tell_of(RoleCall(processor, "process_batch"), error)
                 return outcomes
             self.processed += len(items)
             if self.watches_draws and not self.drew:
@@ -175,13 +175,13 @@ class ProcessedItems(RawItems):
             self.drew = self.chance.drew(context, item)
         return outcome
 
-    def processing(self, item: ItemRef) -> Call:
+    def processing(self, item: ItemRef) -> RoleCall:
         """Return the code that decides what processing an item gives."""
         found = self._processed_by.get(item.source)
         if found is None:
             processor = self.job.roles_of(item.source).processor
             author = processor.author(self.job.sources[item.source])
-            found = Call(author, "process" if author is processor else "fetch")
+            found = RoleCall(author, "process" if author is processor else "fetch")
             self._processed_by[item.source] = found
         return found
 
@@ -198,7 +198,7 @@ class ProcessedItems(RawItems):
             self._ready = True
 
     def _set_up(self, processor: RawItemProcessor) -> None:
-        what = Call(processor, "setup")
+        what = RoleCall(processor, "setup")
         self.progress("setup", None)
         try:
             self.retried(processor.setup, what)

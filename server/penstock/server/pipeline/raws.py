@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
-from penstock.server.pipeline.kept import KEPT_BYTES, KeptItems
+from penstock.server.job.job import Job
+from penstock.server.pipeline.kept_items import KEPT_BYTES, KeptItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Progress
 from penstock.server.pipeline.source_calls import SourceCalls
 from penstock.server.roles.base import IndexedSource, RawItem
-from penstock.server.roles.columns import SequenceColumns
+from penstock.server.roles.number_columns import SequenceColumns
 from penstock.server.usercode.contained import contained
 
 READ_AHEAD_S = 0.001

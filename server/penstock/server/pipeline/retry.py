@@ -14,12 +14,18 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.core.transient import is_transient
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.roles.role import Role
 from penstock.server.usercode.contained import as_exception
 from penstock.server.usercode.frames import error_line, user_traceback
-from penstock.wire.errors import BadBatch, BadItem, MissingExtra, PenstockError, SourceUnavailable
+from penstock.server.usercode.transient import is_transient
+from penstock.wire.errors import (
+    BadBatch,
+    BadItem,
+    MissingExtra,
+    PenstockError,
+    SourceUnavailable,
+)
 
 logger = logging.getLogger("penstock")
 
@@ -34,7 +40,7 @@ Progress = Callable[[str, ItemRef | None], None]
 """Told (stage, item) before anything that may take long or crash."""
 
 
-class Call(NamedTuple):
+class RoleCall(NamedTuple):
     """A role's code that is called for an item, as errors name it.
 
     Attributes:
@@ -89,7 +95,7 @@ class Calls:
         self._retries.clear()
         return taken
 
-    def retried(self, call: Callable[[], T], what: Call, item: ItemRef | None = None) -> T:
+    def retried(self, call: Callable[[], T], what: RoleCall, item: ItemRef | None = None) -> T:
         """Call; retry what may be gone in a moment, with backoff to the deadline.
 
         Raises:
@@ -128,7 +134,7 @@ class Calls:
     def twice(
         self,
         call: Callable[[], T],
-        what: Call,
+        what: RoleCall,
         item: ItemRef,
         final: type[Exception] | tuple[type[Exception], ...],
     ) -> T:
@@ -150,7 +156,7 @@ class Calls:
             self.tell_of(what, error, item)
             return found
 
-    def tell_of(self, what: Call, error: Exception, item: ItemRef | None = None) -> None:
+    def tell_of(self, what: RoleCall, error: Exception, item: ItemRef | None = None) -> None:
         """Warn of an error that went away: nothing is wrong with the data, but maybe with a role.
 
         Once for each kind of error: a role that always does so must not fill the log.
@@ -158,7 +164,7 @@ class Calls:
         where = "" if item is None else f", the first of two tries of item {item},"
         self.tell_once(what, error, f"{what.role}{where} failed, and what came after it did not")
 
-    def tell_once(self, what: Call, error: Exception, said: str) -> None:
+    def tell_once(self, what: RoleCall, error: Exception, said: str) -> None:
         """Warn of an error that ends nothing, once for each kind of it; not of a temporary one."""
         kind = what.role, type(error)
         if kind not in self._told and not is_transient(error, reading=what.reading):
@@ -188,7 +194,7 @@ class Calls:
             traceback=user_traceback(error),
         )
 
-    def bad_item(self, stage: str, what: Call, item: ItemRef, error: Exception) -> BadItem:
+    def bad_item(self, stage: str, what: RoleCall, item: ItemRef, error: Exception) -> BadItem:
         """Return the error of an item on which a role's code fails."""
         if isinstance(error, BadItem) and error.item is not None:
             return error
@@ -214,7 +220,7 @@ class Calls:
         )
 
     def _unavailable(
-        self, what: Call, item: ItemRef | None, error: Exception, tried_s: float
+        self, what: RoleCall, item: ItemRef | None, error: Exception, tried_s: float
     ) -> SourceUnavailable:
         where = f"job {self.job.name!r}"
         if item is not None:
@@ -235,4 +241,4 @@ class Calls:
         )
 
 
-__all__ = ["RETRY_DEADLINE_S", "Call", "Calls", "Progress"]
+__all__ = ["RETRY_DEADLINE_S", "Calls", "Progress", "RoleCall"]

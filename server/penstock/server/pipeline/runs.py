@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.server.core.refs import ItemRef, SampleRef
-from penstock.server.pipeline.ahead import SIZES_AHEAD, LookAhead
+from penstock.server.job.role_set import RoleSet
+from penstock.server.pipeline.draws_ahead import SIZES_AHEAD, LookAhead
 from penstock.server.pipeline.items import Items
-from penstock.server.role_set import RoleSet
 from penstock.server.roles.draws import LaneDraws
 
 

@@ -12,19 +12,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
-from penstock.server.job import Job, LaneRoles
+from penstock.server.job.job import Job, LaneRoles
 from penstock.server.pipeline import snapshot
-from penstock.server.pipeline.ahead import LookAhead
 from penstock.server.pipeline.batching import Batching
-from penstock.server.pipeline.counts import Accounts, all_counts, count_filtered
-from penstock.server.pipeline.ends import miscounted
+from penstock.server.pipeline.draws_ahead import LookAhead
+from penstock.server.pipeline.end_check import miscounted
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.judged import JudgedDraws
+from penstock.server.pipeline.known_verdicts import Bad
+from penstock.server.pipeline.lane_counts import LaneAccounts, all_counts, count_filtered
 from penstock.server.pipeline.plans_before import PlansBefore
-from penstock.server.pipeline.retry import Call
+from penstock.server.pipeline.retry import RoleCall
 from penstock.server.pipeline.runs import Runs
 from penstock.server.pipeline.starvation import Starvation
-from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import Sample
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.usercode.contained import as_exception
@@ -61,7 +61,7 @@ class SamplePlanner:
         self.ready: deque[Rows] = deque()
         self._flushed = False  # what is ready, if anything, is the end of the lane
         self._before = PlansBefore(job.later_within)
-        self._accounts = Accounts()
+        self._accounts = LaneAccounts()
         self._starvation = Starvation(job, lane, self._part)
         self._judged = JudgedDraws(items, lane, self.counters)
         self._draws_of_batch = 0  # of the last finished one; 0 before the second, which has no pool
@@ -192,7 +192,7 @@ class SamplePlanner:
         try:
             return self.draws.next()
         except SourceUnavailable:
-            reading = Call(self.roles.distributor, "open", reading=True)
+            reading = RoleCall(self.roles.distributor, "open", reading=True)
             return self.items.retried(self.draws.next, reading)
 
     def _take(self, item: ItemRef) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from penstock.server.core.copies import own_copy
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
-from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Call, Calls, Progress
+from penstock.server.job.job import Job
+from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Calls, Progress, RoleCall
 from penstock.server.roles.base import RawItem, Source
 from penstock.server.roles.context import item_key
+from penstock.server.usercode.copies import own_copy
 from penstock.server.usercode.seeding import BorrowedGlobals
 from penstock.wire.errors import BadItem, PenstockError
 
@@ -49,7 +49,7 @@ class SourceCalls(Calls):
         self._reading = threading.Lock()  # a source is called by one thread at a time
         # A torch Dataset decodes what it reads: an error of its own is like one of process().
         self.fetching = {
-            name: Call(source, "fetch", reading=not source.uses_global_rng)
+            name: RoleCall(source, "fetch", reading=not source.uses_global_rng)
             for name, source in job.sources.items()
         }
         pure = [name for name, source in job.sources.items() if not source.uses_global_rng]

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.pipeline.items import Filtered, Items
-from penstock.server.pipeline.verdicts import Bad
+from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.roles.base import Sample
 from penstock.wire.errors import LaneStarved
 

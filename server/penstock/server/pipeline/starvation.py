@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.server.job import Job, LaneRoles
+from penstock.server.job.job import Job, LaneRoles
 from penstock.wire.errors import LaneStarved
 
 MIN_DRAWS_WITHOUT_SAMPLE, STARVED_EPOCHS = 1000, 4

@@ -8,7 +8,7 @@ from penstock.server.core.refs import BatchPlan
 from penstock.wire import frame
 
 
-class Made:
+class MadeBatch:
     """A batch whose values are there, to be written wherever its body shall lie.
 
     Attributes:
@@ -63,4 +63,4 @@ class Made:
         )
 
 
-__all__ = ["Made"]
+__all__ = ["MadeBatch"]

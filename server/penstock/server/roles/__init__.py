@@ -19,7 +19,6 @@ from penstock.server.roles.base import (
     IndexedSource,
     ItemRef,
     KeySpec,
-    Layout,
     RawItem,
     RawItemProcessor,
     Row,
@@ -30,6 +29,7 @@ from penstock.server.roles.base import (
     Source,
     StreamSource,
     Target,
+    ValueLayout,
 )
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
@@ -128,7 +128,6 @@ __all__ = [
     "KeySpec",
     "KnapsackPackingBatcher",
     "LaneDraws",
-    "Layout",
     "MapDistributor",
     "MixtureDistributor",
     "NextFitPackingBatcher",
@@ -154,5 +153,6 @@ __all__ = [
     "StreamSource",
     "Target",
     "TokenizeProcessor",
+    "ValueLayout",
     "WindowPackingBatcher",
 ]

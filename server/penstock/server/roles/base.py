@@ -28,20 +28,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from penstock.server.core.condition import Condition, Kept
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
-from penstock.server.roles import state as role_state
+from penstock.server.roles import role_state
+from penstock.server.roles.condition import Condition, Kept
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
 from penstock.server.roles.filling import BatchSizes, Filling
 from penstock.server.roles.reading import Blocks, Reading
 from penstock.server.roles.role import Role, asked
-from penstock.server.roles.stream import ShardRows
+from penstock.server.roles.stream_rows import ShardRows
 from penstock.wire.errors import InvalidJob
-from penstock.wire.refs import row_index, shard_row
+from penstock.wire.item_numbers import row_index, shard_row
 
 if TYPE_CHECKING:
-    from penstock.server.sources.catalog import Catalog
+    from penstock.server.files.catalog import Catalog
 
 COLUMN_ITEMS = 1 << 16
 """Items whose column is looked at together: long enough that a call costs nothing beside them."""
@@ -282,8 +282,9 @@ class IndexedSource(Source):
 class StreamSource(Source):
     """Items that come one after another: shards of rows, each read from its start or from a mark.
 
-    A ref names shard and row (`penstock.wire.refs`), so a row that is needed again, after a restart
-    or by another worker, is found by reading on from the nearest mark before it. Marks only save
+    A ref names shard and row (`penstock.wire.item_numbers`), so a row that is needed again, after a
+    restart or by another worker, is found by reading on from the nearest mark before it. Marks only
+    save
     time: a source that gives none is read from the start of the shard. How many rows a shard holds
     is known when its end is reached.
     """
@@ -871,7 +872,7 @@ class BatchCollator(Role, ABC):
     def collate_to_send(
         self, rows: Sequence[Sequence[Sample]], context: CollateContext
     ) -> dict[str, Any]:
-        """Return what `collate` gives; values may be `penstock.wire.packed.Derived`.
+        """Return what `collate` gives; values may be `penstock.wire.packed_rows.Derived`.
 
         These follow from the token ids of packed rows, so the trainer's process makes them. Nodes
         call this; `packed` overrides it, for itself and for subclasses that keep its `collate`.
@@ -889,9 +890,9 @@ class BatchCollator(Role, ABC):
         """Return what is known of the values before any is made; empty = nothing is known."""
         return []
 
-    def value_layout(self) -> Layout:
+    def value_layout(self) -> ValueLayout:
         """Return how samples lie in the values; by default nothing is known of it."""
-        return Layout()
+        return ValueLayout()
 
     def filling(self, batches: BatchSizes) -> Filling | None:
         """Return how full batches are that samples of these sizes make; None = it is not known.
@@ -928,7 +929,7 @@ class KeySpec:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ValueLayout:
     """How samples lie in a batch's values, for those that show or train on them.
 
     Attributes:
@@ -953,7 +954,6 @@ __all__ = [
     "ItemRef",
     "KeySpec",
     "LaneDraws",
-    "Layout",
     "NumberedDraws",
     "ProcessContext",
     "RawItem",
@@ -968,6 +968,7 @@ __all__ = [
     "Source",
     "StreamSource",
     "Target",
+    "ValueLayout",
     "indexed",
     "streaming",
     "unseen_sentence",

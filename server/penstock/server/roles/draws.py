@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from penstock.server.core.refs import ItemRef
 
 
-class Numbered(Protocol):
+class NumberedDrawer(Protocol):
     """What decides draws by their numbers: see `DataDistributor`."""
 
     def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
@@ -105,7 +105,7 @@ class NumberedDraws(LaneDraws):
     Derive from `LaneDraws` if more than `k` decides: this class can seek.
     """
 
-    def __init__(self, distributor: Numbered, lane: int, lanes: int) -> None:
+    def __init__(self, distributor: NumberedDrawer, lane: int, lanes: int) -> None:
         self.distributor, self.lane, self.lanes = distributor, lane, lanes
         self.k = 0
         self._peeked: dict[int, ItemRef] = {}  # by k: draws that were peeked at, computed once

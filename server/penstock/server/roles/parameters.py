@@ -23,7 +23,7 @@ from dataclasses import KW_ONLY, dataclass
 from inspect import Parameter, Signature, get_annotations
 from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform, get_origin, get_type_hints
 
-from penstock.wire.checks import check_choice, check_flag, check_whole
+from penstock.common.checks import check_choice, check_flag, check_whole
 
 Declared = TypeVar("Declared", bound=type[Any])
 

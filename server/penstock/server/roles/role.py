@@ -206,7 +206,7 @@ def _is_builtin(cls: type[Any]) -> bool:
 def _file_hash(path: Any) -> str | None:
     if not isinstance(path, str | os.PathLike) or not Path(path).is_file():
         return None
-    from penstock.server.sources.content import WHOLE_BYTES, content_hash
+    from penstock.server.files.content import WHOLE_BYTES, content_hash
 
     size = Path(path).stat().st_size
     with Path(path).open("rb") as stream:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from penstock.server.metrics import Metrics
+from penstock.server.metrics.node_metrics import Metrics
 from penstock.server.node.node import Node
 from penstock.server.rpc.lending import Lending
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.streams import Streams
-from penstock.server.store.base import Store
+from penstock.server.store.contract import Store
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from penstock.server.access import Access
-from penstock.server.metrics import Metrics
-from penstock.server.rpc.caller import ADMIN, CALLER, COMMIT, READ, TEXT, Caller
+from penstock.server.access.caller import ADMIN, CALLER, COMMIT, READ, TEXT, Caller
+from penstock.server.access.callers import Access
+from penstock.server.metrics.node_metrics import Metrics
 from penstock.server.rpc.ending import ending
 from penstock.wire.errors import PenstockError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.server.node.entry import Entry
+from penstock.server.node.demand.wanted import WantedBatch
 from penstock.wire import CHUNK_BYTES
 from penstock.wire.v1 import feed_pb2
 
@@ -58,9 +58,12 @@ class Parcel:
     """
 
     def __init__(
-        self, first: Entry, room_bytes: int, lend: Callable[[Entry], feed_pb2.Lent | None]
+        self,
+        first: WantedBatch,
+        room_bytes: int,
+        lend: Callable[[WantedBatch], feed_pb2.Lent | None],
     ) -> None:
-        self.content: list[tuple[Entry, feed_pb2.Lent | None]] = []
+        self.content: list[tuple[WantedBatch, feed_pb2.Lent | None]] = []
         self._lend, self.room_bytes, self.sent_bytes = lend, room_bytes, 0
         self._first_bytes = first.nbytes
         lent = lend(first)
@@ -68,7 +71,7 @@ class Parcel:
         if lent is None and first.nbytes >= CHUNK_BYTES:
             self.room_bytes = 0  # it goes in chunks, alone
 
-    def add(self, entry: Entry) -> bool:
+    def add(self, entry: WantedBatch) -> bool:
         """Add a batch, if there is room for it."""
         if len(entry.header) > self.room_bytes:
             return False
@@ -78,7 +81,7 @@ class Parcel:
         self._put(entry, lent)
         return True
 
-    def _put(self, entry: Entry, lent: feed_pb2.Lent | None) -> None:
+    def _put(self, entry: WantedBatch, lent: feed_pb2.Lent | None) -> None:
         self.content.append((entry, lent))
         nbytes = entry.nbytes if lent is None else len(entry.header)
         self.room_bytes -= nbytes

@@ -1,8 +1,8 @@
 """The node's memory socket: bodies are lent to processes on this host instead of sent.
 
-The protocol is `penstock.wire.memory`'s. A loan keeps its batch in the worker's arena until it
-comes back, by number or with the end of the connection: the kernel closes that however the process
-ends, so nothing stays lent to a dead process.
+The protocol is `penstock.wire.memory_socket`'s. A loan keeps its batch in the worker's arena until
+it comes back, by number or with the end of the connection: the kernel closes that however the
+process ends, so nothing stays lent to a dead process.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from collections.abc import Callable
 
 import structlog
 
-from penstock.server.node.entry import Entry
-from penstock.server.node.spans import ArenaReader
+from penstock.server.node.demand.batch_spans import ArenaReader
+from penstock.server.node.demand.wanted import WantedBatch
 from penstock.server.rpc.address import remove_dead_socket
-from penstock.wire import LENT_BYTES, memory
+from penstock.wire import LENT_BYTES
+from penstock.wire import memory_socket as memory
 from penstock.wire.errors import BadFrame
 from penstock.wire.v1 import feed_pb2
 
@@ -54,16 +55,16 @@ class Lender:
         lent_bytes: What is lent now, headers included.
     """
 
-    def __init__(self, sock: socket.socket, give_back: Callable[[Entry], None]) -> None:
+    def __init__(self, sock: socket.socket, give_back: Callable[[WantedBatch], None]) -> None:
         self._sock, self._give_back = sock, give_back
         self.token = secrets.token_bytes(memory.TOKEN_BYTES)
         self.lent_bytes = 0
-        self._loans: dict[int, Entry] = {}
+        self._loans: dict[int, WantedBatch] = {}
         self._next_loan = self._next_arena = 1
         self._arenas: dict[ArenaReader, int] = {}
         self.closed = False
 
-    def lend(self, entry: Entry, limit_bytes: int) -> feed_pb2.Lent | None:
+    def lend(self, entry: WantedBatch, limit_bytes: int) -> feed_pb2.Lent | None:
         """Lend a batch that the caller has pinned; None = send it.
 
         Args:
@@ -100,7 +101,7 @@ class Lender:
         number = self._arenas.get(arena)
         if number is None:
             number = self._next_arena
-            packet = memory.pack(memory.Arena(number, arena.size_bytes))
+            packet = memory.pack(memory.ArenaSent(number, arena.size_bytes))
             rights = array("i", [arena.fd]).tobytes()
             self._sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             self._arenas[arena], self._next_arena = number, number + 1
@@ -137,7 +138,7 @@ class Lending:
         bound_bytes: The node's bound on ready bytes.
     """
 
-    def __init__(self, give_back: Callable[[Entry], None], bound_bytes: int) -> None:
+    def __init__(self, give_back: Callable[[WantedBatch], None], bound_bytes: int) -> None:
         self._give_back, self._limit_bytes = give_back, bound_bytes // LENT_SHARE
         self._lenders: dict[bytes, Lender] = {}
         self._listening: socket.socket | None = None

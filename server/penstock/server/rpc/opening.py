@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from typing import NamedTuple
 
-from penstock.server.job import Job, find_job
+from penstock.server.job.job import Job, find_job
 from penstock.server.pipeline.known_order import SoFar
-from penstock.server.roles.base import Layout
-from penstock.server.store.rules.checks import check_text
+from penstock.server.roles.base import ValueLayout
+from penstock.server.store.rules.arguments import check_text
 from penstock.wire import MAX_TOKEN, PROTOCOL
 from penstock.wire.errors import (
     BadFrame,
@@ -112,7 +112,7 @@ def describe(
     return reply
 
 
-def _put_layout(said: feed_pb2.DescribeReply | feed_pb2.SetSpec, layout: Layout) -> None:
+def _put_layout(said: feed_pb2.DescribeReply | feed_pb2.SetSpec, layout: ValueLayout) -> None:
     said.layout, said.labels_shifted = layout.name, layout.labels_shifted
     if layout.ignore_index is not None:
         said.ignore_index = layout.ignore_index

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from typing import NamedTuple
 
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.roles.role import asked
 
 FRESH_S = 2.0

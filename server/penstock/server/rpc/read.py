@@ -9,12 +9,12 @@ import asyncio
 import math
 import time
 
-from penstock.server.node.entry import Entry, State
-from penstock.server.rpc.call import Call
+from penstock.server.node.demand.wanted import BatchState, WantedBatch
+from penstock.server.rpc.call import ReadCallContext
 from penstock.server.rpc.edge import Edge
 from penstock.server.rpc.gathering import Parcel, gathers_until
 from penstock.server.rpc.opening import OpenedRead, draining, ended
-from penstock.server.rpc.streams import Stream
+from penstock.server.rpc.streams import OpenRead
 from penstock.wire import LENT_BYTES, frame
 from penstock.wire.plain import clean_text
 from penstock.wire.v1 import feed_pb2
@@ -47,9 +47,9 @@ class Sender:
     def __init__(
         self,
         edge: Edge,
-        stream: Stream,
+        stream: OpenRead,
         opening: OpenedRead,
-        call: Call,
+        call: ReadCallContext,
         listening: asyncio.Future[None],
     ) -> None:
         self._node, self._stream, self._opening = edge.node, stream, opening
@@ -122,7 +122,7 @@ class Sender:
         since = max(self._stream.waiting_since or 0.0, self._told_at)
         return since + WAITING_EVERY_S - time.monotonic()
 
-    async def _write(self, entry: Entry) -> None:
+    async def _write(self, entry: WantedBatch) -> None:
         """Send a batch, and with it those after it that fit one message."""
         stream, call, reader = self._stream, self._call, self._stream.reader
         parcel = Parcel(entry, stream.bundle_bytes, self._lend)
@@ -160,12 +160,12 @@ class Sender:
         lent_bytes = [entry.nbytes for entry, lent in parcel.content if lent]
         self._metrics.lent(reader.job.name, lent_bytes)
 
-    def _header(self, entry: Entry) -> bytes:
+    def _header(self, entry: WantedBatch) -> bytes:
         """Return what is said of a batch: to whom may not see it, not which items are in it."""
         caller = self._stream.caller
         return entry.header if caller.reads_text else frame.without_samples(entry.header)
 
-    def _lend(self, entry: Entry) -> feed_pb2.Lent | None:
+    def _lend(self, entry: WantedBatch) -> feed_pb2.Lent | None:
         """Lend a batch to a consumer on this host; None = send it."""
         stream = self._stream
         if stream.lender is None:
@@ -188,7 +188,7 @@ class Sender:
             if self._node.take(reader, parcel.add) is not None:
                 continue
             owed = reader.owed
-            if owed is None or owed.state is State.FAILED or reader.is_full:
+            if owed is None or owed.state is BatchState.FAILED or reader.is_full:
                 return
             if stream.error is not None or self._draining.is_set() or self._listening.done():
                 return

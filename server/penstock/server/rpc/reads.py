@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.server.rpc.call import EOF, Call, HungUp
-from penstock.server.rpc.caller import CALLER, Caller
+from penstock.server.access.caller import CALLER, Caller
+from penstock.server.rpc.call import EOF, HungUp, ReadCallContext
 from penstock.server.rpc.edge import Edge
+from penstock.server.rpc.event_log import UNCHECKED
 from penstock.server.rpc.opening import draining, open_read, opened, parse_horizon, parse_open
 from penstock.server.rpc.read import SHUTTING_DOWN, Sender
-from penstock.server.rpc.story import UNCHECKED
-from penstock.server.rpc.streams import Stream
+from penstock.server.rpc.streams import OpenRead
 from penstock.wire.errors import (
     Forbidden,
     Internal,
@@ -37,7 +37,7 @@ class Reads:
         self._edge = edge
         self.node, self.streams, self.draining = edge.node, edge.streams, edge.draining
 
-    async def serve(self, call: Call, peer: str) -> None:
+    async def serve(self, call: ReadCallContext, peer: str) -> None:
         """Answer a call to its end.
 
         Args:
@@ -77,7 +77,7 @@ class Reads:
             host_of(peer),
         )
         lender = self._edge.lending.find(request.borrower)
-        stream = Stream(request, reader, wake, peer, lender, self.streams.unsent, caller)
+        stream = OpenRead(request, reader, wake, peer, lender, self.streams.unsent, caller)
         number = self.streams.add(stream)
         listening = asyncio.ensure_future(self._listen(stream, call))
         listening.add_done_callback(lambda _: wake.set())
@@ -137,7 +137,7 @@ class Reads:
                 error=str(error) or f"the store did not answer within {CHECK_DEADLINE_S:.0f} s",
             )
 
-    async def _listen(self, stream: Stream, call: Call) -> None:
+    async def _listen(self, stream: OpenRead, call: ReadCallContext) -> None:
         """Take the consumer's horizons until it hangs up."""
         while True:
             data = await call.read()

@@ -21,26 +21,24 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from penstock.server.access import Access
-from penstock.server.metrics import Metrics
+from penstock.server.access.caller import CALLER
+from penstock.server.access.callers import Access
+from penstock.server.access.tls import NodeTls
+from penstock.server.metrics.node_metrics import Metrics
 from penstock.server.node.node import Node
 from penstock.server.rpc.address import check_free, in_use
-from penstock.server.rpc.call import Call, HungUp
-from penstock.server.rpc.caller import CALLER
+from penstock.server.rpc.call import HungUp, ReadCallContext
 from penstock.server.rpc.connections import most_connections
-from penstock.server.rpc.cursors import Cursors
+from penstock.server.rpc.cursor_calls import Cursors
 from penstock.server.rpc.edge import Edge
 from penstock.server.rpc.ending import ending
 from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.lending import Lending
-from penstock.server.rpc.opening import (
-    describe,
-)
+from penstock.server.rpc.opening import describe
 from penstock.server.rpc.reads import Reads
 from penstock.server.rpc.status import seen_by, status
 from penstock.server.rpc.streams import Streams
-from penstock.server.store.base import Store
-from penstock.server.tls import NodeTls
+from penstock.server.store.contract import Store
 from penstock.server.usercode.frames import error_line
 from penstock.wire import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES
 from penstock.wire.errors import BadFrame, Forbidden, PenstockError, StaleGeneration
@@ -279,7 +277,7 @@ class Service:
 
     async def _read(self, requests: AsyncIterator[bytes], context: Any) -> None:
         try:
-            await self._reads.serve(Call(context), context.peer())
+            await self._reads.serve(ReadCallContext(context), context.peer())
         except HungUp as gone:
             logger.debug("a reader hung up", error=str(gone))
         except Exception as error:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from penstock.server.job import Job
-from penstock.server.metrics import Metrics
+from penstock.server.access.caller import Caller
+from penstock.server.job.job import Job
+from penstock.server.metrics.node_metrics import Metrics
 from penstock.server.node.node import Node
-from penstock.server.processes import memory
-from penstock.server.rpc.caller import Caller
+from penstock.server.process.usage import memory
 from penstock.server.rpc.opening import VERSION
-from penstock.server.rpc.streams import Stream, Streams
+from penstock.server.rpc.streams import OpenRead, Streams
 
 
 def status(
@@ -102,7 +102,7 @@ def _job(
     }
 
 
-def _waits_for(node: Node, stream: Stream) -> dict[str, Any] | None:
+def _waits_for(node: Node, stream: OpenRead) -> dict[str, Any] | None:
     """Return what a reader waits for; None = it need not wait."""
     if stream.waiting_since is None:
         return None

@@ -12,27 +12,28 @@ from urllib.parse import unquote
 
 import structlog
 
-from penstock.server.access import Access
-from penstock.server.metrics import Metrics
-from penstock.server.node.reader import Reader
-from penstock.server.rpc import story
-from penstock.server.rpc.caller import ANYBODY, Caller
-from penstock.server.rpc.cursors import Listener
+from penstock.common import tracing
+from penstock.common.malloc import release_memory
+from penstock.server.access.caller import ANYBODY, Caller
+from penstock.server.access.callers import Access
+from penstock.server.metrics.node_metrics import Metrics
+from penstock.server.node.demand.stream_demand import StreamDemand
+from penstock.server.rpc import event_log as story
+from penstock.server.rpc.cursor_calls import Listener
 from penstock.server.rpc.lending import Lender
 from penstock.server.rpc.unsent import Unsent
-from penstock.server.store.base import Store
+from penstock.server.store.contract import Store
 from penstock.server.store.records import (
+    BeginAnswer,
     BeginRequest,
-    Begun,
     CheckpointRecord,
     Committed,
     GroupRecord,
     Moved,
 )
-from penstock.server.store.rules.checks import printable
-from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES, tracing
+from penstock.server.store.rules.arguments import printable
+from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES
 from penstock.wire.errors import PenstockError, StaleGeneration, UnknownGroup
-from penstock.wire.malloc import release_memory
 from penstock.wire.plain import clean_text
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
@@ -52,7 +53,7 @@ WIDE_BUNDLE_BYTES = 4 << 20
 """Body bytes that share one message at most, where a stream has not had a wide one yet."""
 
 
-class Stream:
+class OpenRead:
     """One open Read, as operators see it.
 
     Attributes:
@@ -75,7 +76,7 @@ class Stream:
     def __init__(
         self,
         request: feed_pb2.Open,
-        reader: Reader,
+        reader: StreamDemand,
         wake: asyncio.Event,
         peer: str = "",
         lender: Lender | None = None,
@@ -217,8 +218,8 @@ class Streams(Listener):
 
     def __init__(self, store: Store, metrics: Metrics) -> None:
         self._store, self._metrics = store, metrics
-        self.story, self.unsent = story.Story(), Unsent()
-        self._streams: dict[int, Stream] = {}
+        self.story, self.unsent = story.EventLog(), Unsent()
+        self._streams: dict[int, OpenRead] = {}
         self._sent_to: dict[str, int] = {}  # by caller, bytes of its streams that have ended
         self._numbers = itertools.count(1)
         # By (job, group): the generation, and its ranks that have opened a stream.
@@ -231,14 +232,14 @@ class Streams(Listener):
     def __len__(self) -> int:
         return len(self._streams)
 
-    def __iter__(self) -> Iterator[Stream]:
+    def __iter__(self) -> Iterator[OpenRead]:
         return iter(tuple(self._streams.values()))
 
-    def numbered(self) -> Iterator[tuple[int, Stream]]:
+    def numbered(self) -> Iterator[tuple[int, OpenRead]]:
         """Return the open streams with their numbers."""
         return iter(tuple(self._streams.items()))
 
-    def add(self, stream: Stream) -> int:
+    def add(self, stream: OpenRead) -> int:
         """Take a stream in; return its number."""
         number = next(self._numbers)
         self._streams[number] = stream
@@ -250,7 +251,7 @@ class Streams(Listener):
             self._spawn(self._look_up(*place))
         return number
 
-    def joined(self, stream: Stream) -> None:
+    def joined(self, stream: OpenRead) -> None:
         """Tell of a stream that was taken in."""
         position = stream.reader.head
         bodies = "sent" if stream.lender is None else "lent"
@@ -299,7 +300,7 @@ class Streams(Listener):
             by=error.owner or "",
         )
 
-    def holds(self, stream: Stream, lent_bytes: int, limit_bytes: int, batch_bytes: int) -> None:
+    def holds(self, stream: OpenRead, lent_bytes: int, limit_bytes: int, batch_bytes: int) -> None:
         """Tell of a consumer that is sent a batch, as it has no room for it in its share."""
         if not stream.holds:
             stream.holds = True
@@ -354,7 +355,7 @@ class Streams(Listener):
     def readers(self, job: str, group: str) -> int:  # noqa: D102 - the base says it; so below
         return sum(1 for _ in self._of_attempts(job, group))
 
-    def began(self, request: BeginRequest, begun: Begun) -> None:  # noqa: D102
+    def began(self, request: BeginRequest, begun: BeginAnswer) -> None:  # noqa: D102
         job, group = request.job.name, request.group
         who = request.owner or "another attempt"
         self._at(job, group, begun.start_step)
@@ -444,7 +445,7 @@ class Streams(Listener):
                 how=how,
             )
 
-    def _of_attempts(self, job: str, group: str) -> Iterator[Stream]:
+    def _of_attempts(self, job: str, group: str) -> Iterator[OpenRead]:
         """Yield a group's streams, those left out that only look."""
         for stream in self:
             request = stream.request
@@ -484,7 +485,7 @@ class Streams(Listener):
         task.add_done_callback(self._tasks.discard)
 
 
-def _origin(request: BeginRequest, begun: Begun) -> str:
+def _origin(request: BeginRequest, begun: BeginAnswer) -> str:
     """Return in words where a new generation's start comes from."""
     if request.start_step is not None:
         return "the trainer's state" if request.store else "start="
@@ -493,4 +494,4 @@ def _origin(request: BeginRequest, begun: Begun) -> str:
     return f"the cursor of generation {begun.generation - 1}"
 
 
-__all__ = ["Stream", "Streams"]
+__all__ = ["OpenRead", "Streams"]

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from penstock.server.sources.csv_files import CsvSource
     from penstock.server.sources.hf import HfSource
     from penstock.server.sources.hf_stream import HfStreamSource
-    from penstock.server.sources.items import ItemsSource
+    from penstock.server.sources.item_list import ItemsSource
     from penstock.server.sources.json_array import JsonSource
-    from penstock.server.sources.lines import JsonlSource, TextSource
+    from penstock.server.sources.line_files import JsonlSource, TextSource
     from penstock.server.sources.mds import MdsSource
     from penstock.server.sources.megatron import MegatronSource
     from penstock.server.sources.meta import MetaSource

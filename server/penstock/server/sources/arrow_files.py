@@ -11,27 +11,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from penstock.common.resources import usable_memory_bytes
 from penstock.server.roles.parameters import declared
-from penstock.server.sources.access import check_columns, refuse_more_columns, require
 from penstock.server.sources.arrow import ArrowRows, dtype_of_lists
-from penstock.server.sources.arrow_stream import (
-    BATCH,
-    DICTIONARY,
-    MAGIC,
-    SCHEMA,
-    Message,
-    messages,
-)
-from penstock.server.sources.blocked import Block, BlockedFiles, FileIndex
-from penstock.server.sources.cache import Rows
-from penstock.server.sources.columns import BlockColumns
+from penstock.server.sources.arrow_stream import BATCH, DICTIONARY, MAGIC, SCHEMA, Message, messages
+from penstock.server.sources.block_columns import BlockColumns
+from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex
+from penstock.server.sources.cache import BlockRows
 from penstock.server.sources.file_blocks import RowFiles
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
+from penstock.server.sources.requirements import check_columns, refuse_more_columns, require
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
-from penstock.wire.resources import usable_memory_bytes
 
 _TAIL_BYTES = 4 + len(MAGIC)  # of a file: the length of the footer, and the magic word
 _OPEN_FILES = 16
@@ -188,15 +181,15 @@ class ArrowFiles(RowFiles, BlockedFiles, BlockColumns):
         except (OSError, ValueError, OverflowError, self._arrow.ArrowException) as error:
             raise _not_arrow(file, error) from None
 
-    def rows_of(self, block: Block, data: bytes) -> Rows:
+    def rows_of(self, block: FileBlock, data: bytes) -> BlockRows:
         """Return the rows of a block, decoded."""
         return self.items_of(block, ArrowRows(self.table(block, data), block.bad_value))
 
-    def items_of(self, block: Block, rows: ArrowRows) -> Rows:
+    def items_of(self, block: FileBlock, rows: ArrowRows) -> BlockRows:
         """Return what makes items of a block's rows."""
         return rows
 
-    def table(self, block: Block, data: bytes) -> Any:
+    def table(self, block: FileBlock, data: bytes) -> Any:
         """Return the columns of a block that are read, as a table."""
         prefix = self._prefixes.get(block.file.path)
         if prefix is None:

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.server.sources.content import ReadAt
+from penstock.server.files.content import ReadAt
 
 MAGIC = b"ARROW1"
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
@@ -54,7 +54,7 @@ def messages(read_at: ReadAt, size: int) -> Iterator[Message]:
         if prefix + length > len(head):
             head = read_at(at, at + prefix + length)
         try:
-            message = _Table(head[prefix : prefix + length])
+            message = _FlatTable(head[prefix : prefix + length])
             body = message.number(3, "<q")
             kind, header = message.number(1, "<B"), message.table(2)
             rows = header.number(0, "<q") if kind == BATCH else 0
@@ -68,7 +68,7 @@ def messages(read_at: ReadAt, size: int) -> Iterator[Message]:
         at = stop
 
 
-class _Table:
+class _FlatTable:
     """A table of FlatBuffers (flatbuffers.dev, "Internals"): only what a message's head needs."""
 
     def __init__(self, data: bytes, at: int | None = None) -> None:
@@ -84,12 +84,12 @@ class _Table:
         place = self._field(field)
         return int(struct.unpack_from(kind, self._data, place)[0]) if place else 0
 
-    def table(self, field: int) -> _Table:
+    def table(self, field: int) -> _FlatTable:
         """Return the table that a field points to."""
         place = self._field(field)
         if not place:
-            return _Table(self._data, 0)
-        return _Table(self._data, place + int(struct.unpack_from("<I", self._data, place)[0]))
+            return _FlatTable(self._data, 0)
+        return _FlatTable(self._data, place + int(struct.unpack_from("<I", self._data, place)[0]))
 
     def _field(self, field: int) -> int:
         if not self._at:

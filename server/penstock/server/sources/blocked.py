@@ -18,19 +18,19 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.core.condition import Condition
-from penstock.server.core.transient import is_transient
+from penstock.common.resources import usable_cpus
+from penstock.server.files.content import ReadAt
+from penstock.server.roles.condition import Condition
 from penstock.server.roles.parameters import KW_ONLY, AtLeast, declared
 from penstock.server.roles.reading import Blocks
-from penstock.server.sources.cache import Rows
-from penstock.server.sources.content import ReadAt
+from penstock.server.sources.cache import BlockRows
 from penstock.server.sources.file_blocks import FileBlocks
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import LOOKERS, DataFile, reading
 from penstock.server.usercode.frames import error_line
+from penstock.server.usercode.transient import is_transient
 from penstock.wire.errors import BadItem, InvalidJob, PenstockError
 from penstock.wire.plain import clean_text
-from penstock.wire.resources import usable_cpus
 
 logger = logging.getLogger("penstock")
 
@@ -87,7 +87,7 @@ class FileIndex(NamedTuple):
         self.first.append(first)
 
 
-class Block(NamedTuple):
+class FileBlock(NamedTuple):
     """A block of a file, as the reader of a format gets it.
 
     Attributes:
@@ -204,7 +204,7 @@ class BlockedFiles(FileBlocks):
         """
 
     @abstractmethod
-    def rows_of(self, block: Block, data: bytes) -> Rows:
+    def rows_of(self, block: FileBlock, data: bytes) -> BlockRows:
         """Return the items of a block.
 
         Raises:
@@ -215,7 +215,7 @@ class BlockedFiles(FileBlocks):
         """Return the files that hold items, in order; by default all."""
         return self.file_set.files
 
-    def read_block(self, block: Block) -> bytes:
+    def read_block(self, block: FileBlock) -> bytes:
         """Return the bytes of a block, for `rows_of`."""
         return self.file_set.read(block.file, block.start, block.stop)
 
@@ -267,7 +267,7 @@ class BlockedFiles(FileBlocks):
             found.append(np.logical_and.reduce(holds))
         return found
 
-    def load(self, number: int, index: int) -> tuple[Rows, int]:
+    def load(self, number: int, index: int) -> tuple[BlockRows, int]:
         """Return the items of a block, and about how many bytes they take."""
         block = self.block(number)
         with reading(block.file, index):
@@ -286,10 +286,10 @@ class BlockedFiles(FileBlocks):
                 "the file is damaged: put it back as it was written, as a new job",
             ) from error
 
-    def block(self, number: int) -> Block:
+    def block(self, number: int) -> FileBlock:
         """Return a block by its number, in index order."""
         shard, within = self.places[number]
-        return Block(self.shards[shard], self.indexes[shard], within)
+        return FileBlock(self.shards[shard], self.indexes[shard], within)
 
     def digests(self) -> Mapping[str, str]:
         """Return the hash of where the items of each file lie, by path."""
@@ -346,8 +346,8 @@ def cut(
 
 __all__ = [
     "BLOCK_BYTES",
-    "Block",
     "BlockedFiles",
+    "FileBlock",
     "FileIndex",
     "cut",
 ]

@@ -88,7 +88,7 @@ class BlockCache(Generic[Value]):
         self.bytes = 0
 
 
-class Rows(Protocol):
+class BlockRows(Protocol):
     """A block that was read: it makes items of those of its rows that are wanted."""
 
     def items(self, rows: Sequence[int], /) -> list[Any]:
@@ -97,7 +97,7 @@ class Rows(Protocol):
 
 
 def gathered(
-    indices: Sequence[int], starts: Sequence[int], rows_of: Callable[[int, int], Rows]
+    indices: Sequence[int], starts: Sequence[int], rows_of: Callable[[int, int], BlockRows]
 ) -> list[Any]:
     """Return the items at `indices`, in that order, with each block asked for once.
 
@@ -119,4 +119,4 @@ def gathered(
     return items
 
 
-__all__ = ["CACHE_BYTES", "FREE_BYTES", "BlockCache", "Rows", "gathered", "most_cached"]
+__all__ = ["CACHE_BYTES", "FREE_BYTES", "BlockCache", "BlockRows", "gathered", "most_cached"]

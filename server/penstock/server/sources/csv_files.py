@@ -10,19 +10,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from penstock.common.checks import check_choice
+from penstock.common.nearest import listed
 from penstock.server.roles.parameters import KW_ONLY, declared
-from penstock.server.sources.access import check_columns, require
 from penstock.server.sources.arrow import ArrowRows
-from penstock.server.sources.blocked import Block, BlockedFiles, FileIndex, cut
-from penstock.server.sources.cache import Rows
+from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex, cut
+from penstock.server.sources.cache import BlockRows
 from penstock.server.sources.file_blocks import RowFiles
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
+from penstock.server.sources.requirements import check_columns, require
 from penstock.server.usercode.frames import error_line
-from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob
-from penstock.wire.nearest import listed
 
 _HEAD_BYTES = 1 << 20
 
@@ -119,7 +119,7 @@ class CsvSource(RowFiles, BlockedFiles):
             line += data.count(b"\n")
         return index._replace(more={name: _common(kinds) for name, kinds in seen.items()})
 
-    def rows_of(self, block: Block, data: bytes) -> Rows:
+    def rows_of(self, block: FileBlock, data: bytes) -> BlockRows:
         """Return the rows of a block, decoded."""
         types = {name: TYPES[kind] for name, kind in self._kinds.items()}
         names = list(block.layout.more)

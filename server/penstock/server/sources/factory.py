@@ -13,7 +13,7 @@ from penstock.server.usercode.seeding import purpose_key, seeded_globals
 from penstock.wire.errors import InvalidJob, PenstockError
 
 
-class Made:
+class MadeObject:
     """An object, and the code that it comes from.
 
     Args:
@@ -84,4 +84,4 @@ class Made:
             ) from error
 
 
-__all__ = ["Made"]
+__all__ = ["MadeObject"]

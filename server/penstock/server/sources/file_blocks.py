@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.core.condition import Condition, Kept, as_text, from_text
-from penstock.server.sources.access import check_indices
-from penstock.server.sources.cache import CACHE_BYTES, BlockCache, Rows, gathered
+from penstock.server.roles.condition import Condition, Kept, as_text, from_text
+from penstock.server.sources.cache import CACHE_BYTES, BlockCache, BlockRows, gathered
 from penstock.server.sources.file_source import FileSource
 from penstock.server.sources.files import DataFile, refusing
+from penstock.server.sources.requirements import check_indices
 
 logger = logging.getLogger("penstock")
 
@@ -58,7 +58,7 @@ class FileBlocks(FileSource):
         self._looked: list[DataFile] = []
         self._lock = threading.Lock()
         bound = CACHE_BYTES if self.cache_bytes is None else self.cache_bytes
-        self._cache: BlockCache[Rows] = BlockCache(bound)
+        self._cache: BlockCache[BlockRows] = BlockCache(bound)
         self.keeps_read_blocks = False
         self.file_set.map(self._watch, self.file_set.files)
 
@@ -80,7 +80,7 @@ class FileBlocks(FileSource):
     # --- what a subclass says ---
 
     @abstractmethod
-    def load(self, number: int, index: int) -> tuple[Rows, int]:
+    def load(self, number: int, index: int) -> tuple[BlockRows, int]:
         """Read a block; the caller holds the lock.
 
         Args:
@@ -125,7 +125,7 @@ class FileBlocks(FileSource):
         with self._lock:
             return gathered(indices, self.starts, self.rows)
 
-    def rows(self, number: int, index: int) -> Rows:
+    def rows(self, number: int, index: int) -> BlockRows:
         """Return a block, from memory if it is kept; arguments and lock as of `load`."""
         if (kept := self._cache.get(number)) is not None:
             return kept

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from penstock.server.files.catalog import Catalog
 from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.parameters import KW_ONLY, declared
-from penstock.server.sources.catalog import Catalog
 from penstock.server.sources.files import FileSet
 
 Files = str | Sequence[str]

@@ -10,18 +10,18 @@ from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
-from penstock.server.core.transient import is_transient
-from penstock.server.sources.catalog import Catalog, catalog_key, open_catalog
-from penstock.server.sources.content import (
+from penstock.server.files.catalog import Catalog, catalog_key, open_catalog
+from penstock.server.files.content import (
     BLOCKS,
     WHOLE_BYTES,
     ReadAt,
     content_hash,
     files_fingerprint,
 )
+from penstock.server.files.versions import Hashed, Versions, changed, is_same, read_unchanged
 from penstock.server.sources.patterns import DataFile, listed, located_by
 from penstock.server.sources.ranges import LOOKERS, LocalRanges, RangeStream, ranges_of
-from penstock.server.sources.versions import Hashed, Versions, changed, is_same, read_unchanged
+from penstock.server.usercode.transient import is_transient
 from penstock.wire.errors import InvalidJob, SourceUnavailable
 
 T = TypeVar("T")

@@ -7,11 +7,11 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from penstock.server.sources.access import require
-from penstock.server.sources.content import ReadAt
+from penstock.server.files.content import ReadAt
 from penstock.server.sources.files import DataFile, FileSet
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
 from penstock.server.sources.ranges import RangeStream
+from penstock.server.sources.requirements import require
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
 

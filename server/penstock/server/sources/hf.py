@@ -12,13 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from penstock.server.core.transient import is_transient
+from penstock.server.files.catalog import Catalog, catalog_key, local_stamp, open_catalog
+from penstock.server.files.content import files_fingerprint
+from penstock.server.files.versions import Hashed, Versions, changed, is_same, read_unchanged
 from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.parameters import declared
-from penstock.server.sources.access import check_columns, check_indices, plain_url, require
 from penstock.server.sources.arrow import ArrowRows
-from penstock.server.sources.catalog import Catalog, catalog_key, local_stamp, open_catalog
-from penstock.server.sources.content import files_fingerprint
 from penstock.server.sources.prepared import (
     HashedFile,
     content_of,
@@ -26,8 +25,9 @@ from penstock.server.sources.prepared import (
     load_builder,
     prepare,
 )
-from penstock.server.sources.versions import Hashed, Versions, changed, is_same, read_unchanged
+from penstock.server.sources.requirements import check_columns, check_indices, plain_url, require
 from penstock.server.usercode.frames import error_line, error_text
+from penstock.server.usercode.transient import is_transient
 from penstock.wire.errors import BadItem, InvalidJob, PenstockError, SourceUnavailable
 from penstock.wire.plain import clean_text
 

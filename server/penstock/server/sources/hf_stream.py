@@ -9,13 +9,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penstock.server.core.copies import own_copy
-from penstock.server.core.transient import is_transient
+from penstock.server.files.catalog import Catalog
+from penstock.server.files.content import files_fingerprint
 from penstock.server.roles.base import RawItem, StreamSource, unseen_sentence
-from penstock.server.sources.access import check_columns, require
-from penstock.server.sources.catalog import Catalog
-from penstock.server.sources.content import files_fingerprint
-from penstock.server.sources.factory import Made
+from penstock.server.sources.factory import MadeObject
 from penstock.server.sources.files import DataFile, FileSet, reading
 from penstock.server.sources.hf import (
     DataFiles,
@@ -27,6 +24,9 @@ from penstock.server.sources.hf import (
     silence,
 )
 from penstock.server.sources.prepared import load_builder
+from penstock.server.sources.requirements import check_columns, require
+from penstock.server.usercode.copies import own_copy
+from penstock.server.usercode.transient import is_transient
 from penstock.wire.errors import BadBatch, InvalidJob
 
 MARK_ROWS = 256
@@ -105,13 +105,13 @@ class HfStreamSource(StreamSource):
                 "./data.py:make",
                 key="source.path",
             )
-        self._made: Made | None = None
+        self._made: MadeObject | None = None
         self._files: FileSet | None = None
         self._read: list[DataFile] = []  # in the order of reading
         self._builder: str | None = None
         self.split: str | None = split
         if path is None:
-            self._made = Made("hf_stream", factory, dataset, arguments)
+            self._made = MadeObject("hf_stream", factory, dataset, arguments)
             stream = self._made.object
             if not isinstance(stream, datasets.IterableDataset):
                 raise InvalidJob(

@@ -10,18 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.server.roles.parameters import declared
-from penstock.server.sources.access import check_columns
-from penstock.server.sources.blocked import (
-    Block,
-    BlockedFiles,
-    FileIndex,
-    cut,
-)
-from penstock.server.sources.cache import Rows
+from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex, cut
+from penstock.server.sources.cache import BlockRows
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
-from penstock.server.sources.lines import json_value
+from penstock.server.sources.line_files import json_value
+from penstock.server.sources.requirements import check_columns
 from penstock.wire.errors import InvalidJob
 
 _OPEN, _CLOSE, _COMMA, _QUOTE, _BACKSLASH = 1, 2, 3, 4, ord("\\")
@@ -154,7 +149,7 @@ class JsonSource(BlockedFiles):
                 break
         return index
 
-    def rows_of(self, block: Block, data: bytes) -> Rows:
+    def rows_of(self, block: FileBlock, data: bytes) -> BlockRows:
         """Return the elements of a block; they are parsed when they are asked for."""
         return _Elements(block, data, self.names)
 
@@ -195,7 +190,7 @@ def _refuse_rest(file: DataFile, read_at: Any, start: int) -> None:
 
 
 class _Elements:
-    def __init__(self, block: Block, data: bytes, columns: Sequence[str] | None) -> None:
+    def __init__(self, block: FileBlock, data: bytes, columns: Sequence[str] | None) -> None:
         self._block, self._data, self._columns = block, data, columns
         commas, end = top_level(data)
         stops = commas if end is None else np.append(commas, end)

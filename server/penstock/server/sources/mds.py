@@ -14,15 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.server.roles.parameters import declared
-from penstock.server.sources.access import check_columns, require
-from penstock.server.sources.blocked import (
-    Block,
-    BlockedFiles,
-    FileIndex,
-)
-from penstock.server.sources.cache import Rows
+from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex
+from penstock.server.sources.cache import BlockRows
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile, refusing
+from penstock.server.sources.requirements import check_columns, require
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
 from penstock.wire.plain import clean_text
@@ -171,7 +167,7 @@ class MdsSource(BlockedFiles):
             index.add(start, file.size, samples - first, first=first)
         return index
 
-    def read_block(self, block: Block) -> bytes:
+    def read_block(self, block: FileBlock) -> bytes:
         """Return the samples of a block, after the places where they start in these bytes."""
         shard = self._shards[block.file.path]
         data = self.file_set.read(block.file, block.start, block.stop)
@@ -180,17 +176,17 @@ class MdsSource(BlockedFiles):
         offsets = self._offsets(block.file, shard, block.first, block.items)
         return (offsets - block.start).tobytes() + data
 
-    def rows_of(self, block: Block, data: bytes) -> Rows:
+    def rows_of(self, block: FileBlock, data: bytes) -> BlockRows:
         """Return the samples of a block; they are decoded when they are asked for."""
         shard = self._shards[block.file.path]
         if shard["zip_data"]:
             raw = _uncompressed(data, shard)
             offsets = np.frombuffer(raw, "<u4", block.items + 1, 4).astype(np.int64)
             _check_offsets(offsets, len(raw))
-            return _Samples(block, shard, self.names, self._decoders, raw, offsets)
+            return _BlockSamples(block, shard, self.names, self._decoders, raw, offsets)
         head = 8 * (block.items + 1)
         offsets = np.frombuffer(data, np.int64, block.items + 1)
-        return _Samples(block, shard, self.names, self._decoders, data[head:], offsets)
+        return _BlockSamples(block, shard, self.names, self._decoders, data[head:], offsets)
 
     def _offsets(
         self, file: DataFile, shard: dict[str, Any], first: int, items: int
@@ -331,12 +327,12 @@ def _uncompressed(data: bytes, shard: dict[str, Any]) -> bytes:
     return bytes(raw)
 
 
-class _Samples:
+class _BlockSamples:
     """The samples of a block: the sizes of columns of varying size, then all columns."""
 
     def __init__(
         self,
-        block: Block,
+        block: FileBlock,
         shard: dict[str, Any],
         columns: Sequence[str],
         decoders: dict[str, Decoder],

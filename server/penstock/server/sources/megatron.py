@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.server.roles.parameters import OneOf, declared
-from penstock.server.sources.blocked import Block, FileIndex
+from penstock.server.sources.blocked import FileBlock, FileIndex
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.tokens import TokenFiles
@@ -29,7 +29,7 @@ _KEPT_SPANS = 1 << 22
 SAMPLE_BY = ("document", "sequence")
 
 
-class Layout(NamedTuple):
+class IndexHead(NamedTuple):
     """What the head of an index says.
 
     Attributes:
@@ -141,12 +141,12 @@ class MegatronSource(TokenFiles):
             raise self._torn(file, f"its documents end at byte {end} of {file.size}")
         return index
 
-    def spans(self, block: Block, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def spans(self, block: FileBlock, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where sequences of a block lie in their file: int64 (rows, 2), bytes."""
         key = (block.file.path, block.first)
         if (found := self._spans.get(key)) is None:
             more = block.layout.more
-            layout = Layout(more["dtype"], more["sequences"], more["bounds"])
+            layout = IndexHead(more["dtype"], more["sequences"], more["bounds"])
             ends = self._ends_of(block.file, layout, block.first, block.items)
             found = np.stack([np.concatenate([[block.start], ends[:-1]]), ends], axis=1)
             self._spans[key] = found
@@ -159,7 +159,7 @@ class MegatronSource(TokenFiles):
         super().close()
         self._spans.clear()
 
-    def _layout(self, file: DataFile) -> Layout:
+    def _layout(self, file: DataFile) -> IndexHead:
         idx = self._idx(file)
         head = self.file_set.read(idx, 0, min(idx.size, _HEAD.size))
         if len(head) < _HEAD.size or not head.startswith(_MAGIC):
@@ -175,20 +175,22 @@ class MegatronSource(TokenFiles):
                 "token ids, as whole numbers, of version 1",
                 key="source.files",
             )
-        layout = Layout(_DTYPES[code], sequences, bounds)
+        layout = IndexHead(_DTYPES[code], sequences, bounds)
         if idx.size < layout.bounds_at + 8 * bounds or bounds < 1:
             raise self._torn(file, f"its index has {idx.size} bytes, too few for what it lists")
         return layout
 
     def _ends(
-        self, file: DataFile, layout: Layout, total: int
+        self, file: DataFile, layout: IndexHead, total: int
     ) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Yield where items end, many at once: the number of the first, then int64 (items,)."""
         for number in range(0, total, _AT_ONCE):
             count = min(_AT_ONCE, total - number)
             yield number, self._ends_of(file, layout, number, count)
 
-    def _ends_of(self, file: DataFile, layout: Layout, first: int, count: int) -> NDArray[np.int64]:
+    def _ends_of(
+        self, file: DataFile, layout: IndexHead, first: int, count: int
+    ) -> NDArray[np.int64]:
         """Return where `count` items from `first` on end in their file: int64 (count,), bytes."""
         if self.sample_by == "sequence":
             starts, lengths = self._sequences(file, layout, first, first + count)
@@ -202,7 +204,7 @@ class MegatronSource(TokenFiles):
         return ends[bounds[1:] - low]
 
     def _sequences(
-        self, file: DataFile, layout: Layout, low: int, high: int
+        self, file: DataFile, layout: IndexHead, low: int, high: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where sequences start, and their lengths, in bytes: int64 (high - low,) each."""
         itemsize = np.dtype(layout.dtype).itemsize

@@ -17,27 +17,27 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from penstock.server.core.condition import Condition, Kept
+from penstock.common.elsewhere import ELSEWHERE
+from penstock.common.nearest import hint, listed, nearest
+from penstock.common.resources import usable_cpus
+from penstock.server.config.class_parameters import check_parameters
+from penstock.server.config.location import Location
 from penstock.server.core.permutation import Permutation
 from penstock.server.core.shares import MAX_RATIO, sample_ratio
 from penstock.server.core.shown import shown
-from penstock.server.core.transient import is_transient
-from penstock.server.jobs.location import Location
-from penstock.server.jobs.parameters import check_parameters
+from penstock.server.files.catalog import Catalog
 from penstock.server.roles.base import IndexedSource, RawItem, Source
+from penstock.server.roles.condition import Condition, Kept
 from penstock.server.roles.parameters import KW_ONLY, declared
 from penstock.server.roles.reading import Blocks
-from penstock.server.sources.access import check_indices, located
-from penstock.server.sources.catalog import Catalog
 from penstock.server.sources.kinds import kind_of
 from penstock.server.sources.on_demand import BUILTIN_SOURCES
+from penstock.server.sources.requirements import check_indices, located
 from penstock.server.sources.tokens import TokenFiles
 from penstock.server.usercode.frames import error_line
-from penstock.wire.elsewhere import ELSEWHERE
+from penstock.server.usercode.transient import is_transient
 from penstock.wire.errors import BadItem, InvalidJob, PenstockError, SourceUnavailable
-from penstock.wire.nearest import hint, listed, nearest
 from penstock.wire.plain import clean_text
-from penstock.wire.resources import usable_cpus
 
 logger = logging.getLogger("penstock")
 
@@ -80,7 +80,7 @@ ROLES = {"user_tag": "user", "assistant_tag": "assistant", "system_tag": "system
 
 
 @dataclass(frozen=True)
-class Entry:
+class DataSetEntry:
     """A data set of a meta file.
 
     Attributes:
@@ -113,12 +113,12 @@ class Opened(NamedTuple):
         seconds: How long opening it took.
     """
 
-    entry: Entry
+    entry: DataSetEntry
     source: IndexedSource
     seconds: float
 
 
-class _Run(NamedTuple):
+class _ItemRun(NamedTuple):
     """Items of a data set that follow one another: a block of it, or some of the items of one.
 
     Attributes:
@@ -336,7 +336,7 @@ class MetaSource(IndexedSource):
 
     # --- which items ---
 
-    def _runs_of(self, number: int) -> list[_Run]:
+    def _runs_of(self, number: int) -> list[_ItemRun]:
         """Return the runs of a data set: all of its blocks, as often as its ratio says."""
         entry, source, _ = self.parts[number]
         blocks = source.blocks()
@@ -344,7 +344,7 @@ class MetaSource(IndexedSource):
         starts = [0, *accumulate(lengths)]
         copies, part = divmod(entry.ratio, 1)
         whole = [
-            _Run(number, start, length, length)
+            _ItemRun(number, start, length, length)
             for start, length in zip(starts, lengths, strict=False)
         ]
         some = []
@@ -353,7 +353,7 @@ class MetaSource(IndexedSource):
             # As many of each block as its share says, so that all blocks together have `wanted`.
             stop = start + length
             chosen = stop * wanted // len(source) - start * wanted // len(source)
-            some.append(_Run(number, start, length, chosen))
+            some.append(_ItemRun(number, start, length, chosen))
         return [*(whole * copies), *(some if wanted else [])]
 
     def _of_blocks(self, stored: Sequence[Blocks | None], what: str) -> list[int] | None:
@@ -384,7 +384,7 @@ class MetaSource(IndexedSource):
             wanted.append(run.first + within)
         return [(part, places, wanted) for part, (places, wanted) in found.items()]
 
-    def _chosen_of(self, run: _Run) -> Kept:
+    def _chosen_of(self, run: _ItemRun) -> Kept:
         """Return which items of its block a run has: a bit for each, as a block may be large."""
         name = self.parts[run.part].entry.name
         order = Permutation(run.length, self.seed, run.first, f"ratio of {name}")
@@ -396,7 +396,7 @@ class MetaSource(IndexedSource):
 # --- the file ---
 
 
-def _read(file: str, options: dict[str, Any]) -> list[Entry]:
+def _read(file: str, options: dict[str, Any]) -> list[DataSetEntry]:
     """Return the data sets of a meta file, in order.
 
     Raises:
@@ -417,7 +417,7 @@ def _read(file: str, options: dict[str, Any]) -> list[Entry]:
         raise SourceUnavailable(
             f"{file} cannot be read at the moment: {error}", item=file
         ) from error
-    from penstock.server.jobs.yaml_file import parse  # other sources have no YAML
+    from penstock.server.config.yaml_file import parse  # other sources have no YAML
 
     said, at = parse(text.replace("\t", " ") if file.endswith(".json") else text, at)
     if isinstance(said, dict) and "datasets" in said and isinstance(said["datasets"], list | dict):
@@ -452,7 +452,7 @@ def _read(file: str, options: dict[str, Any]) -> list[Entry]:
     return entries
 
 
-def _entry(name: str, said: Any, at: Location) -> Entry:
+def _entry(name: str, said: Any, at: Location) -> DataSetEntry:
     if not isinstance(said, dict):
         raise at.error(f"{at.key} is {shown(said)}: a data set has keys, file_name at least")
     found: dict[str, Any] = {}
@@ -484,7 +484,7 @@ def _entry(name: str, said: Any, at: Location) -> Entry:
             f"{at.key}: options is {shown(options)}: give keys and values, the parameters of the "
             f"source"
         )
-    return Entry(
+    return DataSetEntry(
         name or str(found.get("name") or posixpath.splitext(posixpath.basename(path))[0]),
         _resolved(path, at.file),
         TYPES.get(kind, kind),
@@ -526,7 +526,7 @@ def _resolved(path: str, file: str) -> str:
     return posixpath.join(posixpath.dirname(file), path)
 
 
-def _chosen(entries: Sequence[Entry], names: Sequence[str], file: str) -> list[Entry]:
+def _chosen(entries: Sequence[DataSetEntry], names: Sequence[str], file: str) -> list[DataSetEntry]:
     known = [entry.name for entry in entries]
     if isinstance(names, str) or not names:
         raise InvalidJob(
@@ -544,11 +544,11 @@ def _chosen(entries: Sequence[Entry], names: Sequence[str], file: str) -> list[E
 # --- opening ---
 
 
-def _opened(entries: Sequence[Entry], options: dict[str, Any] | None) -> list[Opened]:
+def _opened(entries: Sequence[DataSetEntry], options: dict[str, Any] | None) -> list[Opened]:
     """Open the data sets, several at once, and say what that took."""
     started = time.monotonic()
 
-    def opened(entry: Entry) -> Opened:
+    def opened(entry: DataSetEntry) -> Opened:
         begun = time.monotonic()
         try:
             return Opened(entry, _source(entry, options), time.monotonic() - begun)
@@ -563,7 +563,7 @@ def _opened(entries: Sequence[Entry], options: dict[str, Any] | None) -> list[Op
     return parts
 
 
-def _source(entry: Entry, options: dict[str, Any] | None) -> IndexedSource:
+def _source(entry: DataSetEntry, options: dict[str, Any] | None) -> IndexedSource:
     known: dict[str, tuple[type[Source], str]] = {
         name: (cls, parameter)
         for name, cls in BUILTIN_SOURCES.items()
@@ -621,7 +621,7 @@ def _say(parts: Sequence[Opened], wall_s: float) -> None:
 # --- items ---
 
 
-def _converted(entry: Entry, item: RawItem, index: int) -> RawItem:
+def _converted(entry: DataSetEntry, item: RawItem, index: int) -> RawItem:
     """Return an item with the columns and the turns that the meta file asks for."""
     if not entry.columns and not entry.tags:
         return item
@@ -641,7 +641,7 @@ def _converted(entry: Entry, item: RawItem, index: int) -> RawItem:
     return {**item, "messages": _turns(entry, item["messages"], index)}
 
 
-def _turns(entry: Entry, messages: Any, index: int) -> list[dict[str, Any]]:
+def _turns(entry: DataSetEntry, messages: Any, index: int) -> list[dict[str, Any]]:
     tags = {**TAGS, **entry.tags}
     roles = {tags[tag]: role for tag, role in ROLES.items()}
     try:
@@ -661,7 +661,7 @@ def _turns(entry: Entry, messages: Any, index: int) -> list[dict[str, Any]]:
         ) from None
 
 
-def _bad(entry: Entry, index: int, said: str) -> BadItem:
+def _bad(entry: DataSetEntry, index: int, said: str) -> BadItem:
     return BadItem(
         f"item {index} of data set {shown(entry.name)} {said}: correct it, or columns and tags in "
         f"{entry.at.file}",
@@ -670,4 +670,4 @@ def _bad(entry: Entry, index: int, said: str) -> BadItem:
     )
 
 
-__all__ = ["COLUMNS", "KEYS", "TAGS", "Entry", "MetaSource", "Opened"]
+__all__ = ["COLUMNS", "KEYS", "TAGS", "DataSetEntry", "MetaSource", "Opened"]

@@ -11,10 +11,10 @@ PACKAGE = "penstock.server.sources"
 
 PLACES: dict[str, tuple[str, str]] = {
     "parquet": ("parquet", "ParquetSource"),
-    "jsonl": ("lines", "JsonlSource"),
+    "jsonl": ("line_files", "JsonlSource"),
     "json": ("json_array", "JsonSource"),
     "csv": ("csv_files", "CsvSource"),
-    "text": ("lines", "TextSource"),
+    "text": ("line_files", "TextSource"),
     "arrow": ("arrow_files", "ArrowSource"),
     "saved": ("saved", "SavedSource"),
     "webdataset": ("webdataset", "WebdatasetSource"),
@@ -25,12 +25,12 @@ PLACES: dict[str, tuple[str, str]] = {
     "hf": ("hf", "HfSource"),
     "hf_stream": ("hf_stream", "HfStreamSource"),
     "torch": ("torch_dataset", "TorchDatasetSource"),
-    "items": ("items", "ItemsSource"),
+    "items": ("item_list", "ItemsSource"),
 }
 """By `type:`, the module here and its class."""
 
 
-class OnDemand(Mapping[str, type[Source]]):
+class SourceClasses(Mapping[str, type[Source]]):
     """The classes by `type:`; to ask whether there is one imports none."""
 
     def __getitem__(self, name: str) -> type[Source]:
@@ -56,7 +56,7 @@ class OnDemand(Mapping[str, type[Source]]):
         return len(PLACES)
 
 
-BUILTIN_SOURCES: Mapping[str, type[Source]] = OnDemand()
+BUILTIN_SOURCES: Mapping[str, type[Source]] = SourceClasses()
 """The built-in names that `type:` in a job file knows."""
 
-__all__ = ["BUILTIN_SOURCES", "PACKAGE", "PLACES", "OnDemand"]
+__all__ = ["BUILTIN_SOURCES", "PACKAGE", "PLACES", "SourceClasses"]

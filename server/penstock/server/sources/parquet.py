@@ -11,22 +11,22 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.core.condition import Condition
+from penstock.server.roles.condition import Condition
 from penstock.server.roles.parameters import declared
 from penstock.server.roles.reading import Blocks
-from penstock.server.sources.access import (
+from penstock.server.sources.arrow import ArrowRows, dtype_of_lists
+from penstock.server.sources.block_columns import BlockColumns
+from penstock.server.sources.cache import BlockCache, BlockRows, gathered
+from penstock.server.sources.file_blocks import RowFiles
+from penstock.server.sources.file_source import Files
+from penstock.server.sources.files import LOOKERS, DataFile
+from penstock.server.sources.footers import VERSION, Noted, note_footer
+from penstock.server.sources.requirements import (
     check_columns,
     check_indices,
     refuse_more_columns,
     require,
 )
-from penstock.server.sources.arrow import ArrowRows, dtype_of_lists
-from penstock.server.sources.cache import BlockCache, Rows, gathered
-from penstock.server.sources.columns import BlockColumns
-from penstock.server.sources.file_blocks import RowFiles
-from penstock.server.sources.file_source import Files
-from penstock.server.sources.files import LOOKERS, DataFile
-from penstock.server.sources.footers import VERSION, Noted, note_footer
 from penstock.server.sources.row_groups import RowGroup, RowGroupReader
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
@@ -179,7 +179,7 @@ class ParquetSource(RowFiles, BlockColumns):
 
     # --- row groups ---
 
-    def load(self, number: int, index: int) -> tuple[Rows, int]:
+    def load(self, number: int, index: int) -> tuple[BlockRows, int]:
         """Return a row group, decoded, and the bytes that it takes."""
         group = self._groups[number]
         table = self._reader.whole(group, self.names, index)
@@ -205,7 +205,7 @@ class ParquetSource(RowFiles, BlockColumns):
             items = gathered(indices, self.starts, self._head_rows)
         return [{name: item[name] for name in chosen} for item in items]
 
-    def _head_rows(self, number: int, index: int) -> Rows:
+    def _head_rows(self, number: int, index: int) -> BlockRows:
         """Return a row group with the columns of heads; all columns if these cannot be read."""
         if (kept := self._heads.get(number)) is not None:
             return kept

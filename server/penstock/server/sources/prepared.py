@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.server.sources.catalog import Catalog, Stamp, local_stamp
-from penstock.server.sources.content import WHOLE_BYTES, content_hash
+from penstock.server.files.catalog import Catalog, Stamp, local_stamp
+from penstock.server.files.content import WHOLE_BYTES, content_hash
+from penstock.server.files.versions import Hashed, changed, is_same
 from penstock.server.sources.files import LOOKERS
-from penstock.server.sources.versions import Hashed, changed, is_same
 from penstock.wire.errors import SourceChanged, SourceUnavailable
 
 FOLDER = "penstock"

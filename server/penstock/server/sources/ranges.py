@@ -15,8 +15,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from penstock.server.sources.access import require
-from penstock.server.sources.catalog import Stamp, local_stamp, remote_stamp
+from penstock.server.files.catalog import Stamp, local_stamp, remote_stamp
+from penstock.server.sources.requirements import require
 from penstock.wire.errors import InvalidJob
 
 LOOKERS = 16

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from penstock.server.core.transient import is_transient
-from penstock.server.sources.access import require
+from penstock.server.files.versions import read_unchanged
 from penstock.server.sources.files import DataFile, FileSet, unavailable
 from penstock.server.sources.footers import leaves, read_tail
 from penstock.server.sources.ranges import RangeStream
-from penstock.server.sources.versions import read_unchanged
+from penstock.server.sources.requirements import require
 from penstock.server.usercode.frames import error_line
+from penstock.server.usercode.transient import is_transient
 from penstock.wire.errors import BadItem, InvalidJob, SourceChanged
 from penstock.wire.plain import clean_text
 

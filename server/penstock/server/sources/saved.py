@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from penstock.server.roles.parameters import declared
 from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.arrow_files import ArrowFiles
-from penstock.server.sources.blocked import Block
-from penstock.server.sources.cache import Rows
-from penstock.server.sources.columns import ListRows
+from penstock.server.sources.block_columns import ListRows
+from penstock.server.sources.blocked import FileBlock
+from penstock.server.sources.cache import BlockRows
 from penstock.server.sources.files import DataFile, FileSet, refusing
 from penstock.server.sources.hf import json_decoder
 from penstock.server.usercode.frames import error_line
@@ -86,11 +86,11 @@ class SavedSource(ArrowFiles):
         found = super().parameters()
         return {**found, "split": self._split} if self._split else found
 
-    def items_of(self, block: Block, rows: ArrowRows) -> Rows:
+    def items_of(self, block: FileBlock, rows: ArrowRows) -> BlockRows:
         """Return what makes items of a block's rows, with JSON decoded."""
         return _Decoded(rows, self._decoders, block.bad_value) if self._decoders else rows
 
-    def list_block(self, rows: Rows) -> ListRows:
+    def list_block(self, rows: BlockRows) -> ListRows:
         """Return the columns of a block as they are stored."""
         return super().list_block(rows.rows if isinstance(rows, _Decoded) else rows)
 

@@ -11,19 +11,14 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.roles.columns import Indices
+from penstock.server.roles.number_columns import Indices
 from penstock.server.roles.parameters import KW_ONLY, AtLeast, OneOf, TrueOrFalse, declared
 from penstock.server.roles.reading import Blocks
-from penstock.server.sources.access import check_indices
-from penstock.server.sources.blocked import (
-    Block,
-    BlockedFiles,
-    FileIndex,
-    cut,
-)
-from penstock.server.sources.columns import BlockColumns, ListRows
+from penstock.server.sources.block_columns import BlockColumns, ListRows
+from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex, cut
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile, reading
+from penstock.server.sources.requirements import check_indices
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
 
@@ -61,7 +56,7 @@ class Sequences(NamedTuple):
         return self.values[first + start : first + stop]
 
 
-class _Span(NamedTuple):
+class _LoneSequence(NamedTuple):
     """A sequence that was read by itself."""
 
     values: NDArray[Any]
@@ -96,7 +91,7 @@ class TokenFiles(BlockedFiles, BlockColumns):
         dtype: np.dtype[Any] = np.dtype(self.indexes[shard].more["dtype"])
         return dtype
 
-    def spans(self, block: Block, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def spans(self, block: FileBlock, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return where sequences of a block lie in their file, without reading it.
 
         Args:
@@ -142,13 +137,13 @@ class TokenFiles(BlockedFiles, BlockColumns):
             found[chosen] = (spans[:, 1] - spans[:, 0]) // itemsize
         return found
 
-    def starts_of(self, block: Block, values: NDArray[Any]) -> NDArray[np.int64]:
+    def starts_of(self, block: FileBlock, values: NDArray[Any]) -> NDArray[np.int64]:
         """Return where the sequences of a block start in its ids, then where the last one ends."""
         spans = self.spans(block, np.arange(block.items))
         assert spans is not None
         return (np.append(spans[:, 0], spans[-1:, 1]) - block.start) // values.itemsize
 
-    def rows_of(self, block: Block, data: bytes) -> Sequences:
+    def rows_of(self, block: FileBlock, data: bytes) -> Sequences:
         """Return the sequences of a block."""
         values = np.frombuffer(data, np.dtype(block.layout.more["dtype"]))
         return Sequences(values, self.starts_of(block, values))
@@ -175,7 +170,7 @@ class TokenFiles(BlockedFiles, BlockColumns):
         with reading(block.file, index):
             data = self.file_set.read(block.file, start, stop)
         self.count_read(len(data))
-        return _Span(np.frombuffer(data, np.dtype(block.layout.more["dtype"])))
+        return _LoneSequence(np.frombuffer(data, np.dtype(block.layout.more["dtype"])))
 
     def fetch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return the sequences at `indices`, in that order.
@@ -275,11 +270,11 @@ class TokensSource(TokenFiles):
         """Tell whether all sequences of a file have one length."""
         return all(index.more["length"] for index in self.indexes)
 
-    def spans(self, block: Block, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def spans(self, block: FileBlock, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return where sequences of one length lie; None where they end at an id."""
         return self._fixed(block, rows) if block.layout.more["length"] else None
 
-    def starts_of(self, block: Block, values: NDArray[Any]) -> NDArray[np.int64]:
+    def starts_of(self, block: FileBlock, values: NDArray[Any]) -> NDArray[np.int64]:
         """Return where the sequences of a block start in its ids, then where the last one ends."""
         if block.layout.more["length"]:
             return super().starts_of(block, values)
@@ -344,7 +339,7 @@ class TokensSource(TokenFiles):
             end = min(stop, place + step)
             index.add(place, end, -(-(end - place) // nbytes), first=(place - start) // nbytes)
 
-    def _fixed(self, block: Block, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _fixed(self, block: FileBlock, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         more = block.layout.more
         nbytes = more["length"] * np.dtype(more["dtype"]).itemsize
         starts = block.start + rows * nbytes

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from penstock.server.roles.base import IndexedSource, RawItem, unseen_sentence
 from penstock.server.roles.role import failing, file_of
-from penstock.server.sources.access import check_indices
-from penstock.server.sources.factory import Made
+from penstock.server.sources.factory import MadeObject
+from penstock.server.sources.requirements import check_indices
 from penstock.server.usercode.contained import contained
 from penstock.wire.errors import InvalidJob, PenstockError
 
@@ -44,7 +44,7 @@ class TorchDatasetSource(IndexedSource):
     def __init__(
         self, factory: str | None = None, *, dataset: Any = None, **arguments: Any
     ) -> None:
-        self._made, self._made_with = Made("torch", factory, dataset, arguments), arguments
+        self._made, self._made_with = MadeObject("torch", factory, dataset, arguments), arguments
         self.dataset = self._made.object
         for method, what in (("__len__", "a length"), ("__getitem__", "items by index")):
             if not hasattr(type(self.dataset), method):

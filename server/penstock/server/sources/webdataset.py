@@ -12,14 +12,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from penstock.server.files.content import ReadAt
 from penstock.server.roles.parameters import KW_ONLY, TrueOrFalse, declared
-from penstock.server.sources.blocked import (
-    Block,
-    BlockedFiles,
-    FileIndex,
-)
-from penstock.server.sources.cache import Rows
-from penstock.server.sources.content import ReadAt
+from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex
+from penstock.server.sources.cache import BlockRows
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
@@ -161,9 +157,9 @@ class WebdatasetSource(BlockedFiles):
             index.add(start, stop, items, first=first)
         return index
 
-    def rows_of(self, block: Block, data: bytes) -> Rows:
+    def rows_of(self, block: FileBlock, data: bytes) -> BlockRows:
         """Return the samples of a block; their files are decoded when they are asked for."""
-        return _Samples(block, data, self.decode)
+        return _TarSamples(block, data, self.decode)
 
 
 def _members(stream: Any) -> Iterator[Member]:
@@ -210,8 +206,8 @@ def samples(members: Iterator[Member]) -> Iterator[list[Member]]:
         yield sample
 
 
-class _Samples:
-    def __init__(self, block: Block, data: bytes, decode: bool) -> None:
+class _TarSamples:
+    def __init__(self, block: FileBlock, data: bytes, decode: bool) -> None:
         self._block, self._data, self._decode = block, data, decode
         self._samples = list(samples(_members(io.BytesIO(data))))
         if len(self._samples) != block.items:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.server.store.base import Store
-from penstock.server.store.memory import Memory, MemoryStore
+from penstock.server.store.contract import Store
+from penstock.server.store.in_memory import Memory, MemoryStore
 from penstock.server.store.sqlite import SqliteStore
 from penstock.wire.errors import InvalidJob
 

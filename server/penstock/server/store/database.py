@@ -7,7 +7,8 @@ import os
 import sqlite3
 from pathlib import Path
 
-from penstock.server.store import migrations, schema
+from penstock.server.store import migrations
+from penstock.server.store import sqlite_schema as schema
 from penstock.server.store.lock import FileLock
 from penstock.server.store.rows import DELETED
 from penstock.wire.errors import PenstockError, StoreCorrupt, StoreUnavailable

@@ -19,8 +19,8 @@ from penstock.server.store.loads import (
     standing_of,
 )
 from penstock.server.store.records import (
+    BeginAnswer,
     BeginRequest,
-    Begun,
     CheckpointRecord,
     Committed,
     GroupRecord,
@@ -37,8 +37,20 @@ from penstock.server.store.rows import (
     JobRow,
     TimelineRow,
 )
-from penstock.server.store.rules import attempts, fence, groups, moves, plans
-from penstock.server.store.rules.checks import check_begin, check_name, check_step, check_text
+from penstock.server.store.rules import (
+    checkpoints as moves,
+)
+from penstock.server.store.rules import (
+    fence,
+    plans,
+)
+from penstock.server.store.rules import (
+    generations as attempts,
+)
+from penstock.server.store.rules import (
+    group_rules as groups,
+)
+from penstock.server.store.rules.arguments import check_begin, check_name, check_step, check_text
 from penstock.server.store.tables import Tables
 from penstock.server.store.transacting import Transacting, transaction
 from penstock.wire import MAX_TOKEN
@@ -68,7 +80,7 @@ class GroupOperations(Transacting):
     # --- attempts ---
 
     @transaction
-    async def begin(self, tables: Tables, request: BeginRequest) -> Begun:
+    async def begin(self, tables: Tables, request: BeginRequest) -> BeginAnswer:
         """Start or join an attempt, in one transaction.
 
         A new token gets the group's highest generation + 1, with rows for all W ranks at
@@ -360,7 +372,7 @@ async def _move(
     return moved
 
 
-async def _record(tables: Tables, standing: groups.Standing) -> GroupRecord:
+async def _record(tables: Tables, standing: groups.GroupStanding) -> GroupRecord:
     group = standing.group
     rows = await tables.all(CursorRow, group.id, standing.current.generation)
     checkpoints = await tables.all(CheckpointRow, group.id)

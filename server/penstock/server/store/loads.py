@@ -14,8 +14,9 @@ from penstock.server.store.rows import (
     TimelineRow,
     VerdictRow,
 )
-from penstock.server.store.rules import fence, groups, plans
-from penstock.server.store.rules.checks import check_text
+from penstock.server.store.rules import fence, plans
+from penstock.server.store.rules import group_rules as groups
+from penstock.server.store.rules.arguments import check_text
 from penstock.server.store.tables import Tables
 
 
@@ -55,13 +56,13 @@ async def log_of(tables: Tables, group: GroupRow) -> bytes:
 
 async def standing_of(
     tables: Tables, group: GroupRow, rank: int = -1
-) -> tuple[groups.Standing, int | None]:
+) -> tuple[groups.GroupStanding, int | None]:
     """Return a group as it is now, and the step of a rank's row, where there is one."""
     current = await current_generation(tables, group)
     own, others = await tables.steps(group.id, current.generation, rank)
     steps = [step for step in (own, others) if step is not None]
     cursor = min(steps, default=current.start_step)
-    return groups.Standing(group, current, cursor, await log_of(tables, group)), own
+    return groups.GroupStanding(group, current, cursor, await log_of(tables, group)), own
 
 
 async def highest_deleted(tables: Tables) -> int:

@@ -24,7 +24,8 @@ from penstock.server.store.rows import (
     SnapshotRow,
     VerdictRow,
 )
-from penstock.server.store.rules import lanes, verdicts
+from penstock.server.store.rules import lane_records as lanes
+from penstock.server.store.rules import verdict_rules as verdicts
 from penstock.server.store.tables import Tables
 from penstock.server.store.transacting import Transacting, transaction
 

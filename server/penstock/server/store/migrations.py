@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable
 
 from penstock.server.store.rows import Value
-from penstock.server.store.schema import FORMAT, insert, seal, sealed_table
+from penstock.server.store.sqlite_schema import FORMAT, insert, seal, sealed_table
 
 
 def _record_libraries(connection: sqlite3.Connection) -> None:

@@ -8,9 +8,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from penstock.server.job import Job
+from penstock.server.job.job import Job
 from penstock.server.store import SqliteStore, open_store
-from penstock.server.store.schema import FORMAT
+from penstock.server.store.sqlite_schema import FORMAT
 from penstock.server.usercode import libraries
 
 MAX_TRIES = 8

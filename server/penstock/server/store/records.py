@@ -58,7 +58,7 @@ class BeginRequest:
 
 
 @dataclass(frozen=True)
-class Begun:
+class BeginAnswer:
     """The answer to `begin`.
 
     Attributes:
@@ -219,8 +219,8 @@ class Latest(NamedTuple):
 
 
 __all__ = [
+    "BeginAnswer",
     "BeginRequest",
-    "Begun",
     "CheckpointRecord",
     "Committed",
     "GroupRecord",

@@ -11,9 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-from penstock.server.store.base import Store
+from penstock.server.store.contract import Store
 from penstock.server.store.database import SqliteFile
-from penstock.server.store.schema import touch
+from penstock.server.store.sqlite_schema import touch
 from penstock.server.store.sqlite_tables import SqliteTables
 from penstock.server.store.tables import finish
 from penstock.server.store.transacting import Transaction

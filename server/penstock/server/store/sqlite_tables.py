@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from penstock.server.store.rows import TABLES, Add, BodyRow, Change, CursorRow, Drop, Row, Value
-from penstock.server.store.schema import columns, seal
+from penstock.server.store.sqlite_schema import columns, seal
 from penstock.server.store.tables import R, Tables
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from penstock.server.store.loads import reader_offsets
 from penstock.server.store.records import SnapshotRecord
 from penstock.server.store.rows import BodyRow, SnapshotRow
-from penstock.server.store.rules import lanes
+from penstock.server.store.rules import lane_records as lanes
 from penstock.server.store.rules.retention import ARCHIVE
 from penstock.server.store.tables import Tables
 

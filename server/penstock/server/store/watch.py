@@ -7,7 +7,7 @@ import time
 
 import structlog
 
-from penstock.server.store.base import Store
+from penstock.server.store.contract import Store
 from penstock.wire.errors import PenstockError, StoreCorrupt, StoreUnavailable
 
 logger = structlog.get_logger("penstock.store")

@@ -5,7 +5,7 @@ and raises an AssertionError whose message says which property it lacks; none ne
 store's suite is a class for pytest and pytest-asyncio: `penstock.server.testing.store`.
 """
 
-from penstock.server.testing.job import check_job
+from penstock.server.testing.job_contract import check_job
 from penstock.server.testing.roles import (
     check_batcher,
     check_collator,

@@ -23,8 +23,8 @@ from penstock.server.roles.base import (
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.testing.compare import as_bytes, check_identity, holds
 from penstock.wire.errors import BadItem
-from penstock.wire.refs import row_index
-from penstock.wire.values import to_plain
+from penstock.wire.item_numbers import row_index
+from penstock.wire.value_types import to_plain
 
 SampleRows = Sequence[Sequence[Sample]]
 

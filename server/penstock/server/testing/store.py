@@ -31,8 +31,8 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.store import Store
 from penstock.server.store.records import (
+    BeginAnswer,
     BeginRequest,
-    Begun,
     Committed,
     Halt,
     JobRecord,
@@ -121,7 +121,7 @@ class StoreContract(ABC):
         """Where there is no cursor, every rank starts at step 0 of generation 1."""
         begun = await store.begin(ask(world_size=3, rank=2))
 
-        expected = Begun(
+        expected = BeginAnswer(
             1, 3, "world_size", 0, False, "", 0, token="t1", timeline=((0, JOB.log_id),)
         )
         assert begun == expected

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from penstock.common.nearest import nearest
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_text
 from penstock.server.usercode.neighbours import add_folder, neighbours, source_hash
 from penstock.wire.errors import InvalidJob
-from penstock.wire.nearest import nearest
 
 _HERE = Path(__file__).parent
 

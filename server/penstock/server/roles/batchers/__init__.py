@@ -6,22 +6,22 @@ others fill rows of tokens: `docs/batchers.md` says which suits what. Your own i
 """
 
 from penstock.server.roles.base import SampleBatcher
-from penstock.server.roles.batchers.best_fit import BestFitPackingBatcher
+from penstock.server.roles.batchers.best_fit_batcher import BestFitPackingBatcher
 from penstock.server.roles.batchers.bounded import (
     BalancedPackingBatcher,
     FirstFitPackingBatcher,
     NextFitPackingBatcher,
     OpenBestFitPackingBatcher,
 )
-from penstock.server.roles.batchers.collected import (
+from penstock.server.roles.batchers.concat import ConcatPackingBatcher
+from penstock.server.roles.batchers.pool_batcher import PoolPackingBatcher
+from penstock.server.roles.batchers.sequential_batcher import SequentialPackingBatcher
+from penstock.server.roles.batchers.simple import SimpleBatcher
+from penstock.server.roles.batchers.window_batchers import (
     BestFitDecreasingPackingBatcher,
     KnapsackPackingBatcher,
     WindowPackingBatcher,
 )
-from penstock.server.roles.batchers.concat import ConcatPackingBatcher
-from penstock.server.roles.batchers.pool import PoolPackingBatcher
-from penstock.server.roles.batchers.sequential import SequentialPackingBatcher
-from penstock.server.roles.batchers.simple import SimpleBatcher
 
 BUILTIN_BATCHERS: dict[str, type[SampleBatcher]] = {
     batcher.type_name: batcher

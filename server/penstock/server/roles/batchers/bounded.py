@@ -6,9 +6,9 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from penstock.common.checks import check_whole
 from penstock.server.core.refs import Row, SampleRef
 from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
-from penstock.wire.checks import check_whole
 
 PATIENCE = 4
 """A row is finished when this many times `open_rows` were opened after it: else a row with a little

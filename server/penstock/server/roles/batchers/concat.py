@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from math import inf
 from typing import ClassVar
 
+from penstock.common.checks import check_flag, check_whole
 from penstock.server.core.refs import Row, Rows, SampleRef
 from penstock.server.roles.base import Sample
 from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, piece, sample_key
-from penstock.wire.checks import check_flag, check_whole
 
 
 class ConcatPackingBatcher(PackingBatcher):

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from penstock.common.checks import check_choice, check_whole
 from penstock.server.core.refs import Row, Rows, SampleRef, Span
 from penstock.server.roles.base import Sample, SampleBatcher
-from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import BadItem, InvalidJob
 
 OVERLONG = ("split", "truncate", "drop", "alone", "error")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from penstock.common.checks import check_flag, check_whole
 from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.roles.base import Sample, SampleBatcher
-from penstock.wire.checks import check_flag, check_whole
 
 
 class SimpleBatcher(SampleBatcher):

@@ -11,8 +11,8 @@
 
 from penstock.server.roles.base import BatchCollator
 from penstock.server.roles.collators.default import DefaultBatchCollator
-from penstock.server.roles.collators.function import FunctionCollator
-from penstock.server.roles.collators.packed import PackedCollator
+from penstock.server.roles.collators.function_collator import FunctionCollator
+from penstock.server.roles.collators.packed_collator import PackedCollator
 from penstock.server.roles.collators.padded import PaddedCollator
 
 BUILTIN_COLLATORS: dict[str, type[BatchCollator]] = {

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.server.roles.collators.arrays import IGNORE_INDEX, Array
+from penstock.server.roles.collators.sample_arrays import IGNORE_INDEX, Array
 from penstock.server.roles.collators.segments import Document, Segments, targets
-from penstock.server.roles.columns import ColumnRows
-from penstock.wire.packed import Rows, Rule
+from penstock.server.roles.number_columns import ColumnRows
+from penstock.wire.packed_rows import PackedRows, Rule
 
 
 def rows_of(padding: int, shape: tuple[int, int], dtypes: Iterable[np.dtype[Any]]) -> Array:
@@ -35,7 +35,7 @@ def copy_documents(
     labels = numbers = None
     if any(one.seen is not None for one in documents):
         numbers = np.empty(ids.shape, np.int32)
-        Rows(ids, *segments.sent()).make(Rule.DOCUMENTS, numbers)
+        PackedRows(ids, *segments.sent()).make(Rule.DOCUMENTS, numbers)
     if numbers is not None or any(one.labels is not None for one in documents):
         labels = np.full(ids.shape, IGNORE_INDEX, np.int64)
     starts = segments.starts[segments.lengths > 0].tolist()

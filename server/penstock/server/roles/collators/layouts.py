@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.server.roles.base import KeySpec
-from penstock.server.roles.collators.arrays import bad_batch
+from penstock.server.roles.collators.sample_arrays import bad_batch
 from penstock.server.roles.collators.segments import Lengths, Segments
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.filling import largest, sums
 from penstock.wire.errors import InvalidJob
-from penstock.wire.packed import Derived, Rows, Rule
+from penstock.wire.packed_rows import Derived, PackedRows, Rule
 
 NO_LENGTH = -1000
 """What fills `seq_lens` after a row's last document, as NeMo Automodel has it."""
@@ -39,7 +39,7 @@ class Laid(NamedTuple):
         context: Of the batch.
     """
 
-    rows: Rows
+    rows: PackedRows
     segments: Segments
     context: CollateContext
 
@@ -231,7 +231,7 @@ class Megatron(PackedLayout):
         ]
 
 
-class Thd(PackedLayout):
+class ThdLayout(PackedLayout):
     """What NeMo Automodel's packing for Transformer Engine gives.
 
     `input_ids`, `labels`, `position_ids`, which go on counting in the padding; `seq_lens` and
@@ -349,7 +349,7 @@ class Neat(Indexed):
 LAYOUTS: dict[str, type[PackedLayout]] = {
     "flash": Flash,
     "megatron": Megatron,
-    "thd": Thd,
+    "thd": ThdLayout,
     "indexed": Indexed,
     "neat": Neat,
     "seams": Seams,

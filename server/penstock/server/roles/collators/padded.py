@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.server.roles.base import BatchCollator, KeySpec, Layout, Sample
-from penstock.server.roles.collators.arrays import (
+from penstock.common.checks import check_choice, check_flag, check_whole
+from penstock.server.roles.base import BatchCollator, KeySpec, Sample, ValueLayout
+from penstock.server.roles.collators.default import stack_samples
+from penstock.server.roles.collators.sample_arrays import (
     CHOSEN,
     IGNORE_INDEX,
     NOTED,
@@ -24,10 +26,8 @@ from penstock.server.roles.collators.arrays import (
     token_ids,
     token_row,
 )
-from penstock.server.roles.collators.default import stack_samples
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.filling import BatchSizes, Filling, largest, sums
-from penstock.wire.checks import check_choice, check_flag, check_whole
 from penstock.wire.errors import InvalidJob
 
 _ALIGNED = (
@@ -192,9 +192,9 @@ class PaddedCollator(BatchCollator):
         ids, *labels = (KeySpec(name, dtype="int64", shape=shape) for name in names)
         return [ids, mask, *labels]
 
-    def value_layout(self) -> Layout:
+    def value_layout(self) -> ValueLayout:
         """Return that samples are padded, and which labels count."""
-        return Layout("padded", self.shifts, self.label_pad if self.make_labels else None)
+        return ValueLayout("padded", self.shifts, self.label_pad if self.make_labels else None)
 
     def filling(self, batches: BatchSizes) -> Filling | None:
         """Return what `collate` counts, from sizes alone."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.server.roles.base import Sample
-from penstock.server.roles.collators.arrays import (
+from penstock.server.roles.collators.sample_arrays import (
     Array,
     bad_batch,
     flag_row,
@@ -19,7 +19,7 @@ from penstock.server.roles.collators.arrays import (
 )
 from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import BadBatch
-from penstock.wire.packed import MOST_TOKENS
+from penstock.wire.packed_rows import MOST_TOKENS
 
 Lengths = npt.NDArray[np.int64]
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from penstock.server.core.counter_random import RANDOM_VERSION, CounterRandom
 from penstock.server.core.permutation import ORDER_VERSION, Permutation
 from penstock.server.roles.base import DataDistributor, Source, StreamSource, streaming
-from penstock.server.roles.distributors.waiting import Piece, RowDraws
+from penstock.server.roles.distributors.waiting_rows import RowDraws, ShardPiece
 from penstock.server.roles.draws import LaneDraws
 from penstock.wire.errors import InvalidJob
-from penstock.wire.refs import MAX_SHARDS
+from penstock.wire.item_numbers import MAX_SHARDS
 
 MAX_BUFFER = 1 << 20
 """Rows that wait in the shuffle buffer of one lane. Each is in memory, raw."""
@@ -98,7 +98,7 @@ class IterableDistributor(DataDistributor):
         """Return in how many pieces a shard is dealt: 1 where there are enough of them."""
         return -(-lanes // self.shards)
 
-    def piece(self, lane: int, lanes: int, j: int) -> Piece | None:
+    def piece(self, lane: int, lanes: int, j: int) -> ShardPiece | None:
         """Return the j-th piece of a lane; None = the lane is over."""
         apart = self.pieces_per_shard(lanes)
         epoch, place = divmod(j * lanes + lane, self.shards * apart)
@@ -107,7 +107,7 @@ class IterableDistributor(DataDistributor):
         number, position = divmod(place, self.shards)
         # Another one every epoch: where a shard has fewer rows than pieces, no lane is always the
         # one that finds nothing.
-        return Piece(epoch, self._order(epoch)[position], (number + epoch) % apart, apart)
+        return ShardPiece(epoch, self._order(epoch)[position], (number + epoch) % apart, apart)
 
     def open(self, lane: int, lanes: int) -> LaneDraws:
         """Return the rows of the lane's pieces."""
@@ -143,4 +143,4 @@ class IterableDistributor(DataDistributor):
         return Permutation(self.shards, self.seed, epoch, f"shards {self.name}")
 
 
-__all__ = ["MAX_BUFFER", "IterableDistributor", "Piece"]
+__all__ = ["MAX_BUFFER", "IterableDistributor", "ShardPiece"]

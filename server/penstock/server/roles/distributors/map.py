@@ -10,7 +10,7 @@ import numpy as np
 from penstock.server.core.permutation import ORDER_VERSION
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import DataDistributor, Source, indexed
-from penstock.server.roles.distributors.choice import Choice
+from penstock.server.roles.distributors.draw_choice import Choice
 from penstock.server.roles.distributors.shuffle import SHUFFLES, Shuffle
 from penstock.server.roles.reading import Reading
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+from penstock.common.checks import check_choice
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.shares import Rotation, exact, next_part, whole_weights
 from penstock.server.roles.base import Source, Target
-from penstock.server.roles.distributors.parts import (
-    Part,
+from penstock.server.roles.distributors.mixture_parts import (
+    MixturePart,
     PartsDistributor,
     bind_part,
     check_apart,
@@ -25,7 +26,6 @@ from penstock.server.roles.distributors.parts import (
 )
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
 from penstock.server.roles.reading import Reading
-from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob, SourceExhausted
 
 WEIGHTS_BY = ("items", "tokens")
@@ -88,12 +88,12 @@ class MixtureDistributor(PartsDistributor):
             )
         self.parts, self.weights_by, self.exhausted = check_parts(parts), weights_by, exhausted
         self.temperature = degree
-        self._taking: list[Part] = []
+        self._taking: list[MixturePart] = []
         self.limits: list[int | None] = []
         self.rotation = Rotation([1])
 
     @property
-    def _parts(self) -> Sequence[Part]:
+    def _parts(self) -> Sequence[MixturePart]:
         return self._taking
 
     def bind(

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from penstock.server.core.shares import Rotation, largest_remainder, whole_weights
 from penstock.server.roles.base import Source, Target
-from penstock.server.roles.distributors.parts import (
-    Part,
+from penstock.server.roles.distributors.mixture_parts import (
+    MixturePart,
     PartsDistributor,
     bind_part,
     check_apart,
@@ -62,12 +62,12 @@ class RankPartitionedDistributor(PartsDistributor):
 
     def __init__(self, parts: dict[str, Any] | None = None) -> None:
         self.parts = check_parts(parts)
-        self._taking: list[Part] = []
+        self._taking: list[MixturePart] = []
         self.lanes_of: list[int] = []
         self._dealt: list[_Dealt] = []
 
     @property
-    def _parts(self) -> Sequence[Part]:
+    def _parts(self) -> Sequence[MixturePart]:
         return self._taking
 
     def bind(

@@ -20,11 +20,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.core.condition import Condition, Kept
+from penstock.common.nearest import nearest
 from penstock.server.core.permutation import MAX_ITEMS, Permutation
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import IndexedSource
-from penstock.server.roles.distributors.together import (
+from penstock.server.roles.condition import Condition, Kept
+from penstock.server.roles.distributors.joined_sources import (
     Places,
     blocks_of,
     check_positions,
@@ -34,7 +35,6 @@ from penstock.server.roles.distributors.together import (
 )
 from penstock.server.roles.reading import Blocks
 from penstock.wire.errors import InvalidJob
-from penstock.wire.nearest import nearest
 
 MAX_COPIES = 1 << 20
 """Copies of blocks that ratios of 2 and more may make; each has an entry in the line of an epoch,
@@ -47,7 +47,7 @@ _PERMUTATIONS = 1024
 """Blocks of which a part is drawn, kept for draws to come: as many as groups draw from at once."""
 
 
-class _Block(NamedTuple):
+class _StorageBlock(NamedTuple):
     """A storage block of one of the sources.
 
     Attributes:
@@ -113,7 +113,7 @@ class Selection:
         }
         stored = {name: blocks_of(name, source) for name, source in sources.items()}
         self.blocked = tuple(name for name, blocks in stored.items() if blocks is not None)
-        self._blocks: list[_Block] = []
+        self._blocks: list[_StorageBlock] = []
         every = each_in_blocks([stored[name] or lengths[name] for name in self.names])
         for number, (name, blocks) in enumerate(zip(self.names, every, strict=True)):
             self._blocks += _blocks_of_source(number, blocks, self.kept[name])
@@ -260,11 +260,11 @@ class Selection:
         return Permutation(block.items, self._seed, epoch, purpose)
 
 
-def _blocks_of_source(number: int, blocks: Blocks, kept: Kept | None) -> list[_Block]:
+def _blocks_of_source(number: int, blocks: Blocks, kept: Kept | None) -> list[_StorageBlock]:
     ends = list(accumulate(blocks.items))
     firsts = [0, *(ends if kept is None else map(kept.before, ends))]
     return [
-        _Block(
+        _StorageBlock(
             number,
             firsts[at],
             firsts[at + 1] - firsts[at],

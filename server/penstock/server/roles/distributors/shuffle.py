@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from penstock.common.checks import check_choice, check_whole
 from penstock.server.core.permutation import Permutation
-from penstock.server.roles.distributors.blocks import BlockOrder
-from penstock.server.roles.distributors.groups import Groups
-from penstock.server.roles.distributors.together import Drawn
+from penstock.server.roles.distributors.block_shuffle import BlockOrder
+from penstock.server.roles.distributors.joined_sources import Drawn
+from penstock.server.roles.distributors.reading_groups import Groups
 from penstock.server.roles.reading import Reading
-from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import InvalidJob
 
 SHUFFLES = ("full", "blocks", "none")
@@ -23,7 +23,7 @@ _EPOCHS = (
 )
 
 
-class Order(Protocol):
+class ItemOrder(Protocol):
     """An order of `[0, n)`."""
 
     def __getitem__(self, position: int, /) -> int:
@@ -140,7 +140,7 @@ class Shuffle:
             "reading_groups": self._groups.number,
         }
 
-    def _make_order(self, epoch: int) -> Order:
+    def _make_order(self, epoch: int) -> ItemOrder:
         if self._settled == "none":
             return _Unshuffled()
         if self._settled == "full":
@@ -151,4 +151,4 @@ class Shuffle:
         return BlockOrder(sizes, groups.number, groups.window, self._seed, epoch, self._purpose)
 
 
-__all__ = ["SHUFFLES", "Order", "Shuffle"]
+__all__ = ["SHUFFLES", "ItemOrder", "Shuffle"]

@@ -10,7 +10,7 @@
 
 from penstock.server.roles.base import RawItemProcessor
 from penstock.server.roles.processors.chat import ChatProcessor
-from penstock.server.roles.processors.function import FunctionProcessor
+from penstock.server.roles.processors.function_processor import FunctionProcessor
 from penstock.server.roles.processors.identity import IdentityProcessor
 from penstock.server.roles.processors.tokenize import TokenizeProcessor
 

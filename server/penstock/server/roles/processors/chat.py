@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from penstock.common.checks import check_choice, check_whole
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import RawItem, RawItemProcessor, Sample
 from penstock.server.roles.context import ProcessContext
-from penstock.server.roles.processors.answers import (
-    Marks,
+from penstock.server.roles.processors.answer_tokens import (
+    AnswerMarks,
     Span,
     find_marks,
     of_characters,
@@ -22,8 +23,7 @@ from penstock.server.roles.processors.answers import (
 )
 from penstock.server.roles.processors.chat_template import ChatTemplate, Message, Written
 from penstock.server.roles.processors.tokenizer_file import no_column
-from penstock.server.roles.processors.turns import Turns
-from penstock.wire.checks import check_choice, check_whole
+from penstock.server.roles.processors.turns import ConversationTurns
 from penstock.wire.errors import InvalidJob
 
 NO_LOSS = -100
@@ -108,12 +108,12 @@ class ChatProcessor(RawItemProcessor):
         self.template_file = None if chat_template is None else Path(chat_template)
         self.template_args = template_args
         self.columns = COLUMNS if column is None else (column,)
-        self.turns = Turns(roles, tags, unknown_roles)
+        self.turns = ConversationTurns(roles, tags, unknown_roles)
         self.unmatched = check_choice("unmatched", unmatched, ("error", "search", "skip"))
         self.max_length = max_length
         self.overlong = check_choice("overlong", overlong, ("drop", "truncate", "error"))
         self._template: ChatTemplate | None = None
-        self._marks: Marks | None = None
+        self._marks: AnswerMarks | None = None
 
     def content(self) -> dict[str, str]:
         """Return hashes of the tokenizer, the template and the special tokens, after checking them.

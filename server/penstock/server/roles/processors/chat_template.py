@@ -240,7 +240,7 @@ def _compiled(source: str, place: Path) -> Any:
             extra="tokenizers",
         ) from None
 
-    class Generation(Extension):  # type: ignore[misc,unused-ignore]
+    class GenerationMarks(Extension):  # type: ignore[misc,unused-ignore]
         """Writes marks around `{% generation %} ... {% endgeneration %}`."""
 
         tags = {"generation"}  # noqa: RUF012  # as jinja's own have it
@@ -260,7 +260,9 @@ def _compiled(source: str, place: Path) -> Any:
         return json.dumps(value, **{"ensure_ascii": False, **options})
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[GenerationMarks, "jinja2.ext.loopcontrols"],
     )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception

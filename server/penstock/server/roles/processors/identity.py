@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from penstock.common.nearest import hint
 from penstock.server.roles.base import RawItem, RawItemProcessor, Sample, Source
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.role import Role
 from penstock.wire.errors import InvalidJob
-from penstock.wire.nearest import hint
 
 
 class IdentityProcessor(RawItemProcessor):

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from penstock.common.checks import check_whole
+from penstock.common.malloc import release_memory
+from penstock.common.nearest import nearest
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import RawItem, RawItemProcessor, Sample
 from penstock.server.roles.context import ProcessContext
@@ -21,10 +24,7 @@ from penstock.server.roles.processors.tokenizer_file import (
     parse_tokenizer,
     read_tokenizer,
 )
-from penstock.wire.checks import check_whole
 from penstock.wire.errors import InvalidJob
-from penstock.wire.malloc import release_memory
-from penstock.wire.nearest import nearest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

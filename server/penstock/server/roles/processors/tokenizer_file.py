@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.common.nearest import nearest
 from penstock.server.core.refs import ItemRef
 from penstock.wire.errors import InvalidJob, MissingExtra, SourceUnavailable
-from penstock.wire.nearest import nearest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.common.checks import check_choice
+from penstock.common.nearest import hint
 from penstock.server.roles.processors.chat_template import Message
-from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob
-from penstock.wire.nearest import hint
 
 ROLES = {
     **dict.fromkeys(("user", "human"), "user"),
@@ -25,7 +25,7 @@ _KEYS = (("role", "content"), ("from", "value"))
 """The keys of a turn, of OpenAI's form and of ShareGPT's."""
 
 
-class Turns:
+class ConversationTurns:
     """Brings conversations to the form of OpenAI: a list of `role` and `content`.
 
     Args:
@@ -129,4 +129,4 @@ def _text(said: Any, number: int, role: str, more: Mapping[str, Any]) -> str | N
     raise ValueError(f"turn {number} has content of {what}, and chat needs text")
 
 
-__all__ = ["ROLES", "TAGS", "Turns"]
+__all__ = ["ROLES", "TAGS", "ConversationTurns"]

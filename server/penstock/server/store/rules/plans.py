@@ -17,7 +17,7 @@ from penstock.server.store.rows import (
     Put,
     SnapshotRow,
 )
-from penstock.server.store.rules.checks import check_name
+from penstock.server.store.rules.arguments import check_name
 from penstock.wire.errors import InvalidRequest
 
 KEPT_PLANS = 16

@@ -1,0 +1,99 @@
+"""What a Loader talks to: a server over gRPC, or a job in its own process, by the same messages.
+
+`local:` and `spawn:` are found through the entry point group `penstock.transports`, so that the
+halves never import each other: the entry point is a function `open(rest) -> Transport | Endpoint`,
+where `rest` is what follows the colon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from penstock.wire.frame import Reply
+
+
+class ReadCall(Protocol):
+    """An open `Feed.Read`: an iterator over messages.
+
+    One thread iterates, and goes on until the iteration ends, also after a `cancel`: only then is
+    everything released.
+    """
+
+    def __iter__(self) -> Iterator[Sequence[Reply]]:
+        """Return itself."""
+        ...
+
+    def __next__(self) -> Sequence[Reply]:
+        """Return the next message's replies: one, or all of a bundle.
+
+        The data of a chunk may be a view of the message, or of mapped memory, which it keeps alive.
+
+        Raises:
+            BadFrame, ChecksumMismatch: What came is not a message of the feed.
+            PenstockError: What the server says is wrong; `Unreachable` if the connection broke.
+            StopIteration: The server has closed the stream.
+        """
+        ...
+
+    def send(self, request: bytes) -> None:
+        """Send a serialized `ReadRequest` with a horizon, from any thread.
+
+        A horizon includes every earlier one, so one that was not sent yet may be left out.
+        The thread that reads batches calls it, where a signal handler may raise between any two
+        bytecodes: it takes no lock of Python code (`queue.SimpleQueue.put` is such a way).
+        """
+        ...
+
+    def cancel(self) -> None:
+        """End the call from any thread; a waiting `__next__` returns soon after. Idempotent.
+
+        Like everything but `send` it is called where no signal handler runs, and may take locks.
+        """
+        ...
+
+
+class Transport(Protocol):
+    """A way to one loader node. Thread-safe.
+
+    Attributes:
+        memory: The path of the node's memory socket (`penstock.wire.memory_socket`), if it is on
+            this host
+            and has one; None = bodies are sent.
+    """
+
+    memory: str | None
+
+    def unary(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        """Call `Feed/Describe`, `Cursors/Begin`, ... with serialized messages.
+
+        Raises:
+            PenstockError: What the server says is wrong; `Unreachable` if none answered in time.
+        """
+        ...
+
+    def read(self, opening: bytes) -> ReadCall:
+        """Open `Feed/Read` with a serialized `ReadRequest` that holds `open`."""
+        ...
+
+    def close(self) -> None:
+        """Close connections; idempotent."""
+        ...
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The address of a node that was started for this process.
+
+    Attributes:
+        target: What the gRPC transport connects to, for example `unix:/run/.../node.sock`.
+        close: Called when the Loader closes.
+    """
+
+    target: str
+    close: Callable[[], None]
+
+
+__all__ = ["Endpoint", "ReadCall", "Transport"]

@@ -1,0 +1,1 @@
+"""Who may do what on a node, and the certificate that it shows."""

@@ -1,0 +1,1 @@
+"""What is known of data files without reading them all: hashes, catalogs, versions."""

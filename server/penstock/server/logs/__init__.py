@@ -1,0 +1,1 @@
+"""What a process of penstockd writes on standard error, and what its children do."""

@@ -1,0 +1,1 @@
+"""The metrics of a node, and where their values come from."""

@@ -1,0 +1,1 @@
+"""What readers want of a node, and what is ready for them: state alone, no processes."""

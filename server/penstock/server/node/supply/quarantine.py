@@ -1,0 +1,191 @@
+"""Verdicts about items, durable before anything depends on them, and known to every worker.
+
+While one is on its way to the store, nothing new of its log is planned: a batch that was planned
+without it could hold the item.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+
+import structlog
+
+from penstock.server.core.verdict import Verdict
+from penstock.server.job.job import Job
+from penstock.server.node.demand.ledger import Log
+from penstock.server.node.protocol.channel import ProtocolError
+from penstock.server.node.protocol.messages import ItemQuarantined, Learn, QuarantineItem, Refused
+from penstock.server.node.protocol.observer import Observer
+from penstock.server.node.supply.dispatch import Dispatch
+from penstock.server.node.supply.life import Life
+from penstock.server.node.supply.snapshot_writer import STORE_DEADLINE_S, STORE_RETRY_S
+from penstock.server.node.supply.worker_pool import WorkerPool
+from penstock.server.node.supply.worker_process import WorkerProcess
+from penstock.server.pipeline.known_verdicts import VerdictBook
+from penstock.server.processes.child import told
+from penstock.server.store.contract import Store
+from penstock.server.store.records import Seen
+from penstock.wire.errors import LogDiverged, PenstockError, StoreUnavailable
+
+logger = structlog.get_logger("penstock.node")
+
+
+class Quarantine:
+    """Makes verdicts, and their release, hold everywhere.
+
+    Args:
+        verdicts: By log, the verdicts that hold.
+        dispatch: Whose lines a verdict may overtake.
+        crew: The workers that are told.
+        store: Where verdicts are kept.
+        life: The node's.
+        observer: Told how many items are left out.
+    """
+
+    def __init__(
+        self,
+        verdicts: Mapping[bytes, VerdictBook],
+        dispatch: Dispatch,
+        crew: WorkerPool,
+        store: Store,
+        life: Life,
+        observer: Observer,
+    ) -> None:
+        self._verdicts, self._dispatch, self._crew = verdicts, dispatch, crew
+        self._store, self._life, self._observer = store, life, observer
+
+    def asked(self, worker: WorkerProcess, message: QuarantineItem) -> None:
+        """See to the verdict of a worker, which waits for its answer.
+
+        Raises:
+            Misspoken: The verdict cannot be of this job.
+        """
+        log, verdict = self._dispatch.logs[message.log_id], message.verdict
+        job = log.job
+        if job.on_item_error != "quarantine":
+            raise ProtocolError(f"a verdict for job {job.name!r}, whose policy is to stop")
+        if verdict.lane >= job.lanes:
+            raise ProtocolError(f"a verdict of lane {verdict.lane}, which job {job.name!r} has not")
+        self._life.spawn(self._answer(worker, log, verdict, message.line))
+
+    async def _answer(
+        self, worker: WorkerProcess, log: Log, verdict: Verdict, line: int | None
+    ) -> None:
+        """Make a verdict durable, tell every worker, and only then let the asking one go on."""
+        try:
+            held = await self._insert(log, verdict, line)
+        except PenstockError as error:
+            if isinstance(error, LogDiverged):
+                self._dispatch.diverged(log.job.log_id, verdict.lane, error)
+            worker.send(Refused(**told(error)))
+        else:
+            worker.send(ItemQuarantined(held))
+
+    async def _insert(self, log: Log, verdict: Verdict, line: int | None) -> Verdict:
+        """Have the store insert a verdict, and tell every worker that knows the job.
+
+        Raises:
+            StoreUnavailable: It was away for `STORE_DEADLINE_S`.
+            BadItem, LogDiverged: As `Store.add_verdict`.
+        """
+        deadline = self._life.loop.time() + STORE_DEADLINE_S
+        lane, offset, job = verdict.lane, verdict.offset, log.job
+        while True:
+            known = self._verdicts[job.log_id].find(verdict.stage, verdict.item, lane, offset)
+            if known is not None:
+                return known
+            try:
+                with self._deciding(log) as seen:
+                    if verdict.stage == "draw":
+                        self._overtake(log, verdict, line)
+                        planned = log.lanes[lane].planned
+                    else:
+                        planned = offset + 1 if (lane, offset) in log.made else 0
+                    held = await self._store.add_verdict(
+                        job.log_id, verdict, seen._replace(planned=planned), job.max_quarantined
+                    )
+                    self._learn(log, [held])
+                    return held
+            except StoreUnavailable as error:
+                if self._life.loop.time() > deadline:
+                    raise
+                logger.debug(
+                    "a verdict waits for the store", item=str(verdict.item), error=str(error)
+                )
+            await asyncio.sleep(STORE_RETRY_S)
+
+    async def release(self, log: Log, source: str, index: int) -> list[Verdict]:
+        """Let an item be drawn again, above all that was given or asked for; tell every worker.
+
+        Returns:
+            Every verdict about the item, released; empty = there is none.
+
+        Raises:
+            LogDiverged: The log holds no batch above.
+            StoreUnavailable: The store does not answer.
+        """
+        with self._deciding(log) as seen:
+            found = await self._store.release_verdicts(log.job.log_id, source, index, seen)
+            self._learn(log, found)
+        return found
+
+    def planned_below(self, job: Job) -> int:
+        """Return below which offset lanes of a job's log were planned here, or are being."""
+        log = self._dispatch.logs.get(job.log_id)
+        return 0 if log is None else max(lane.asked for lane in log.lanes)
+
+    @contextlib.contextmanager
+    def _deciding(self, log: Log) -> Iterator[Seen]:
+        """Let nothing new of a log be planned while its verdicts change; say what was asked for."""
+        log.deciding += 1
+        try:
+            yield Seen(log.numbering.order, asked=self.planned_below(log.job))
+        finally:
+            log.deciding -= 1
+            self._dispatch.schedule()
+
+    def _overtake(self, log: Log, verdict: Verdict, number: int | None) -> None:
+        """Take back what other lines of a lane plan past a verdict that they do not know.
+
+        What they have answered the store is told of: it refuses the verdict.
+        """
+        lane = log.lanes[verdict.lane]
+        for line in list(lane.lines):
+            if line.number == number or line.next <= verdict.offset or not line.busy:
+                continue
+            for ticket in self._crew[line.worker].tickets.values():
+                ticket.stale = ticket.stale or ticket.line is line
+            self._dispatch.lines.close(lane, line)
+
+    def _learn(self, log: Log, news: Iterable[Verdict]) -> None:
+        """Take over verdicts of a log, new or released, and tell every worker that knows it."""
+        job = log.job
+        book = self._verdicts[job.log_id]
+        changed = [verdict for verdict in news if verdict not in book]
+        if not changed:
+            return
+        book.learn(changed)
+        self._observer.quarantined(job.name, book.left_out)
+        for worker in self._crew:
+            if job.log_id in worker.logs and not worker.dead:
+                worker.send(Learn(job.log_id, tuple(changed)))
+        for verdict in changed:
+            _tell(job.name, verdict)
+
+
+def _tell(job: str, verdict: Verdict) -> None:
+    released = verdict.released is not None
+    logger.warning(
+        "item released" if released else "item quarantined",
+        job=job,
+        number=verdict.number,
+        stage=verdict.stage,
+        item=str(verdict.item),
+        epochs="all" if verdict.every_epoch else str(verdict.item.epoch),
+        reason=verdict.reason,
+    )
+
+
+__all__ = ["Quarantine"]

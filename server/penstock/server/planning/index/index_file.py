@@ -1,0 +1,499 @@
+"""An index of sizes: how large every sample of a job's sources is, in one immutable file.
+
+```
+"PENSTOCK-SIZES", version      16 bytes
+blocks of the first source     see `index/block.py`
+blocks of the second source
+...
+footer                         JSON
+SHA-256 of the footer          32 bytes: the root
+length of the footer            8 bytes
+"PENSTOCK-SIZES", version      16 bytes
+```
+
+The footer holds, for each block, its length and its SHA-256, and `inputs`: what the sizes depend
+on. So the root stands for all of the content, and nothing of times, machines or of how the index
+was made is in it. Numbers are little-endian; the version is 2 bytes, 1 at present.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from bisect import bisect_right
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from threading import Lock
+from typing import Any, NamedTuple
+
+from penstock.server.core.canonical import canonical
+from penstock.server.planning.index.block import (
+    IndexBlock,
+    ItemSizes,
+    LeftOut,
+    block_items,
+    decode_block,
+    encode_block,
+    few,
+    joined,
+)
+from penstock.server.planning.index.index_place import KEY, IndexPlace
+from penstock.server.planning.index.inputs import check_inputs, index_inputs
+from penstock.server.usercode.frames import error_line
+from penstock.wire.errors import InvalidJob
+from penstock.wire.plain import clean_text
+
+VERSION = 1
+_NAME = b"PENSTOCK-SIZES"
+_MARK = _NAME + struct.pack("<H", VERSION)
+_TAIL = struct.Struct(f"<32sQ{len(_MARK)}s")
+
+AHEAD_BYTES = 256 << 10
+"""Read at the end of a file at once: of most indexes that is the footer, in one request."""
+
+KEPT_BYTES = 32 << 20
+"""Blocks that are kept, by their bytes in the file: 16 million samples of text."""
+
+AT_ONCE_BYTES = 16 << 20
+"""Blocks that follow one another are read together, up to so many bytes."""
+
+
+class SourceBlocks(NamedTuple):
+    """What a file is written of, for one source.
+
+    Attributes:
+        name: The name of the source.
+        items: How many positions it has.
+        blocks: The bytes of its blocks, in order: `block_items(items)` positions each, and the rest
+            in the last one.
+    """
+
+    name: str
+    items: int
+    blocks: Iterable[bytes]
+
+
+def blocks_of(found: ItemSizes) -> Iterator[bytes]:
+    """Yield the blocks of a source, where all of its sizes are in memory."""
+    step = block_items(found.positions)
+    whole = IndexBlock(
+        found.positions,
+        len(found.sizes),
+        found.sizes,
+        found.counts,
+        *_all_left_out(found.left_out),
+    )
+    for start in range(0, found.positions, step):
+        yield encode_block(whole.read(start, min(start + step, found.positions), 0), start)
+
+
+def _all_left_out(left_out: Mapping[int, str]) -> tuple[Any, Sequence[str]]:
+    import numpy as np
+
+    if isinstance(left_out, LeftOut):
+        return left_out.codes, left_out.reasons
+    reasons = sorted(set(left_out.values()))
+    numbers = {reason: number for number, reason in enumerate(reasons)}
+    codes = [numbers[left_out[position]] for position in sorted(left_out)]
+    return np.array(codes, np.uint32), reasons
+
+
+def write_index(
+    url: str,
+    inputs: Mapping[str, Any],
+    sources: Sequence[SourceBlocks],
+    storage_options: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Write an index, whole or not at all; another file at its place is replaced.
+
+    Args:
+        url: A path, or a URL of fsspec.
+        inputs: What the sizes depend on, as `index_inputs` gives it.
+        sources: The sources, in the job's order.
+        storage_options: Options of the filesystem.
+
+    Returns:
+        The root, 32 bytes.
+
+    Raises:
+        ValueError: The blocks do not have the positions that a source has.
+        InvalidJob, SourceUnavailable: The file cannot be written.
+    """
+    root = b""
+
+    def parts() -> Iterator[bytes]:
+        nonlocal root
+        yield _MARK
+        told: list[dict[str, Any]] = []
+        for source in sources:
+            footer = _SourceFooter(source)
+            for data in source.blocks:
+                footer.add(data)
+                yield data
+            told.append(footer.to_json())
+        footer_bytes = canonical({"inputs": dict(inputs), "sources": told, "version": VERSION})
+        root = hashlib.sha256(footer_bytes).digest()
+        yield footer_bytes
+        yield _TAIL.pack(root, len(footer_bytes), _MARK)
+
+    IndexPlace(url, storage_options).write(parts())
+    return root
+
+
+class _SourceFooter:
+    """What the footer says of a source, while its blocks are written."""
+
+    def __init__(self, source: SourceBlocks) -> None:
+        self._source, self._positions = source, 0
+        self._step = block_items(source.items)
+        self._blocks: dict[str, list[Any]] = {"bytes": [], "samples": [], "sha256": []}
+        self._tokens, self._left_out = 0, Counter[str]()
+
+    def add(self, data: bytes) -> None:
+        block = decode_block(data)
+        expected = min(self._step, self._source.items - self._positions)
+        if block.positions != expected:
+            raise ValueError(
+                f"block {len(self._blocks['bytes'])} of source {self._source.name!r} has "
+                f"{block.positions} positions, to be {expected}"
+            )
+        self._positions += block.positions
+        self._tokens += block.tokens
+        whole = block.read(0, block.positions, 0).left_out
+        assert isinstance(whole, LeftOut)
+        few(whole.tally(), self._left_out)
+        self._blocks["bytes"].append(len(data))
+        self._blocks["samples"].append(block.samples)
+        self._blocks["sha256"].append(hashlib.sha256(data).hexdigest())
+
+    def to_json(self) -> dict[str, Any]:
+        if self._positions != self._source.items:
+            raise ValueError(
+                f"the blocks of source {self._source.name!r} have {self._positions} positions, to "
+                f"be {self._source.items}"
+            )
+        return {
+            "name": self._source.name,
+            "items": self._source.items,
+            "samples": sum(self._blocks["samples"]),
+            "tokens": self._tokens,
+            "left_out": dict(self._left_out),
+            "block_items": self._step,
+            "blocks": self._blocks,
+        }
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class SizeIndex:
+    """An index of sizes. Its blocks are read when they are needed, and checked by their hashes.
+
+    Attributes:
+        url: Where it lies.
+        root: SHA-256 of the footer, 32 bytes: the same for the same content.
+        inputs: What the sizes depend on, see `index_inputs`.
+        sources: What it holds of each source, by name, in the job's order.
+        nbytes: The bytes of the file.
+    """
+
+    url: str
+    root: bytes
+    inputs: Mapping[str, Any]
+    sources: Mapping[str, IndexedSizes]
+    nbytes: int
+
+    @classmethod
+    def open(cls, url: str, storage_options: Mapping[str, Any] | None = None) -> SizeIndex:
+        """Open an index.
+
+        Args:
+            url: A path, or a URL of fsspec.
+            storage_options: Options of the filesystem.
+
+        Raises:
+            InvalidJob: There is none, or the file is not one, or is damaged; says what to do.
+            SourceUnavailable: It cannot be read at the moment.
+            MissingExtra: The filesystem's package is not installed.
+        """
+        place = IndexPlace(url, storage_options)
+        try:
+            size = place.size()
+        except FileNotFoundError:
+            raise InvalidJob(
+                f"there is no index of sizes at {url!r}: make it with `penstockd index FILE JOB`",
+                key=KEY,
+            ) from None
+        self = cls()
+        self.url, self.nbytes = url, size
+        self.root, footer, end = _footer(place, size)
+        try:
+            content = json.loads(footer)
+            self.inputs = _value(content, "inputs", _is_map)
+            at, self.sources = len(_MARK), {}
+            for told in _value(content, "sources", lambda found: isinstance(found, list)):
+                source = IndexedSizes(place, told, at)
+                if source.name in self.sources:
+                    raise ValueError(f"two sources have the name {source.name!r}")
+                self.sources[source.name] = source
+                at = source.end
+            if at != end:
+                raise ValueError(f"its blocks end at byte {at}, to be {end}")
+        except (ValueError, RecursionError) as error:
+            raise _damaged(url, f"its footer is wrong ({error_line(error)})") from error
+        return self
+
+    def check(self) -> None:
+        """Read all of it, and compare every block with its hash.
+
+        Raises:
+            InvalidJob: The file is damaged.
+            SourceUnavailable: It cannot be read at the moment.
+        """
+        for source in self.sources.values():
+            source.check()
+
+
+class IndexedSizes:
+    """The sizes of one source.
+
+    Attributes:
+        name: Its name.
+        items: How many positions it has: the items that the job's `where` keeps.
+        samples: How many samples these have.
+        tokens: The sum of the samples' sizes.
+        left_out: How many positions have no sample, by reason.
+        block_items: How many positions a block has.
+        kept_bytes: Blocks that are kept, by their bytes in the file.
+    """
+
+    def __init__(self, place: IndexPlace, told: Any, at: int) -> None:
+        self._place = place
+        self.name: str = _value(told, "name", lambda found: isinstance(found, str))
+        self.items: int = _value(told, "items", _is_count)
+        self.samples: int = _value(told, "samples", _is_count)
+        self.tokens: int = _value(told, "tokens", _is_count)
+        self.left_out: Mapping[str, int] = _value(
+            told, "left_out", lambda found: _is_map(found) and _are_counts([*found.values()])
+        )
+        self.block_items: int = _value(told, "block_items", lambda found: found == self._step())
+        blocks = _value(told, "blocks", _is_map)
+        lengths: list[int] = _value(blocks, "bytes", _are_counts)
+        self._samples: list[int] = _value(blocks, "samples", _are_counts)
+        self._hashes = list(map(bytes.fromhex, _value(blocks, "sha256", _are_hashes)))
+        self._ends = list(accumulate(lengths, initial=at))
+        self.end = self._ends[-1]
+        self.kept_bytes = KEPT_BYTES
+        self._kept: OrderedDict[int, IndexBlock] = OrderedDict()
+        self._kept_bytes = 0
+        self._lock = Lock()
+        wanted = -(-self.items // self.block_items)
+        if {wanted} != {len(self._hashes), len(self._samples), len(lengths)}:
+            raise ValueError(f"source {self.name!r} has {len(self._hashes)} blocks, to be {wanted}")
+        if sum(self._samples) != self.samples:
+            raise ValueError(f"source {self.name!r} has {sum(self._samples)} samples in its blocks")
+
+    def _step(self) -> int:
+        return block_items(self.items)
+
+    def check(self) -> None:
+        """Read all blocks, and compare what they hold with the footer; raises as `read`."""
+        tokens, left_out = 0, Counter[str]()
+        for _, block in self._blocks(0, len(self._hashes)):
+            tokens += block.tokens
+            found = block.read(0, block.positions, 0).left_out
+            assert isinstance(found, LeftOut)
+            few(found.tally(), left_out)
+        for what, said, held in (
+            ("tokens", self.tokens, tokens),
+            ("positions without a sample", dict(self.left_out), dict(left_out)),
+        ):
+            if said != held:
+                raise _damaged(
+                    self._place.url,
+                    f"its footer says {clean_text(str(said), 100)} {what} of source {self.name!r}, "
+                    f"and its blocks hold {clean_text(str(held), 100)}",
+                )
+
+    def read(self, start: int, stop: int) -> ItemSizes:
+        """Return what positions `[start, stop)` hold; may be called from several threads.
+
+        Raises:
+            ValueError: There are no such positions.
+            InvalidJob: The file is damaged.
+            SourceUnavailable: It cannot be read at the moment.
+        """
+        if not 0 <= start <= stop <= self.items:
+            raise ValueError(f"positions [{start}, {stop}) of {self.items}")
+        parts: list[ItemSizes] = []
+        if start < stop:
+            step = self.block_items
+            for number, block in self._blocks(start // step, -(-stop // step)):
+                first = number * step
+                begin, end = max(start - first, 0), min(stop - first, block.positions)
+                parts.append(block.read(begin, end, first))
+        return joined(parts)
+
+    def _blocks(self, first: int, last: int) -> Iterator[tuple[int, IndexBlock]]:
+        """Yield blocks `[first, last)` with their numbers; what is missing is read in runs."""
+        number = first
+        while number < last:
+            with self._lock:
+                block = self._kept.get(number)
+                if block is not None:
+                    self._kept.move_to_end(number)
+            if block is not None:
+                yield number, block
+                number += 1
+                continue
+            most = bisect_right(self._ends, self._ends[number] + AT_ONCE_BYTES) - 1
+            run = number + 1
+            while run < min(last, most) and run not in self._kept:
+                run += 1
+            for found in self._read_run(number, run):
+                yield number, found
+                number += 1
+
+    def _read_run(self, first: int, last: int) -> Iterator[IndexBlock]:
+        origin = self._ends[first]
+        try:
+            data = memoryview(self._place.read(origin, self._ends[last]))
+        except FileNotFoundError:
+            raise _damaged(self._place.url, "it is not there any more") from None
+        for number in range(first, last):
+            # Bytes of its own: a view would keep the whole run in memory with one block of it.
+            own = bytes(data[self._ends[number] - origin : self._ends[number + 1] - origin])
+            block = self._checked(number, own)
+            self._keep(number, block, len(own))
+            yield block
+
+    def _checked(self, number: int, data: bytes) -> IndexBlock:
+        which = f"block {number} of source {self.name!r}"
+        if hashlib.sha256(data).digest() != self._hashes[number]:
+            raise _damaged(self._place.url, f"{which} does not have the hash that it had")
+        expected = min(self.block_items, self.items - number * self.block_items)
+        try:
+            block = decode_block(data)
+        except ValueError as error:
+            raise _damaged(self._place.url, f"{which}: {error_line(error)}") from error
+        if (block.positions, block.samples) != (expected, self._samples[number]):
+            raise _damaged(self._place.url, f"{which} has {block.positions} positions")
+        return block
+
+    def _keep(self, number: int, block: IndexBlock, nbytes: int) -> None:
+        with self._lock:
+            if number in self._kept:
+                return
+            self._kept[number] = block
+            self._kept_bytes += nbytes
+            while self._kept_bytes > self.kept_bytes and len(self._kept) > 1:
+                oldest, _ = self._kept.popitem(last=False)
+                self._kept_bytes -= self._ends[oldest + 1] - self._ends[oldest]
+
+
+def _value(told: Any, key: str, fits: Callable[[Any], bool]) -> Any:
+    """Return a value of the footer.
+
+    Raises:
+        ValueError: It is missing, or cannot be.
+    """
+    found = told.get(key) if isinstance(told, dict) else None
+    if not fits(found):
+        raise ValueError(f"{key} is {clean_text(repr(found), 100)}")
+    return found
+
+
+def _is_map(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_count, value))
+
+
+def _are_hashes(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(text, str) and re.fullmatch("[0-9a-f]{64}", text) for text in value
+    )
+
+
+def _footer(place: IndexPlace, size: int) -> tuple[bytes, bytes, int]:
+    """Return the root, the footer, and where it begins.
+
+    Raises:
+        InvalidJob: The file is not an index, or is damaged.
+    """
+    start = max(0, size - AHEAD_BYTES)
+    end = place.read(start, size)
+    head = end[: len(_MARK)] if start == 0 else place.read(0, len(_MARK))
+    for mark in (head, end[-len(_MARK) :]):
+        if not mark.startswith(_NAME) or len(mark) != len(_MARK):
+            if head.startswith(_NAME):
+                raise _damaged(place.url, "it ends before its end")
+            raise InvalidJob(
+                f"{place.url!r} is not an index of sizes: name one that `penstockd index` has made",
+                key=KEY,
+            )
+        if mark != _MARK:
+            [version] = struct.unpack("<H", mark[len(_NAME) :])
+            raise InvalidJob(
+                f"the index {place.url!r} has version {version} of the format, and this penstock "
+                f"reads version {VERSION}: make it anew with `penstockd index FILE JOB`",
+                key=KEY,
+            )
+    if size < len(_MARK) + _TAIL.size:
+        raise _damaged(place.url, "it ends before its end")
+    root, length, _ = _TAIL.unpack(end[-_TAIL.size :])
+    begin = size - _TAIL.size - length
+    if begin < len(_MARK):
+        raise _damaged(place.url, f"its footer would have {length} bytes")
+    if begin >= start:
+        footer = end[begin - start : -_TAIL.size]
+    else:
+        footer = place.read(begin, start) + end[: -_TAIL.size]
+    if hashlib.sha256(footer).digest() != root:
+        raise _damaged(place.url, "its footer does not have the hash that it had")
+    return root, footer, begin
+
+
+def is_index(place: IndexPlace) -> bool | None:
+    """Tell whether a file begins as an index does, damaged or not; None = there is no file.
+
+    Raises:
+        InvalidJob, SourceUnavailable: It cannot be read.
+    """
+    try:
+        return place.read(0, min(len(_NAME), place.size())) == _NAME
+    except FileNotFoundError:
+        return None
+
+
+def _damaged(url: str, how: str) -> InvalidJob:
+    return InvalidJob(
+        f"the index {url!r} is damaged: {how}; copy it again, or remove it and make it anew with "
+        "`penstockd index FILE JOB`",
+        key=KEY,
+    )
+
+
+__all__ = [
+    "VERSION",
+    "IndexedSizes",
+    "ItemSizes",
+    "LeftOut",
+    "SizeIndex",
+    "SourceBlocks",
+    "block_items",
+    "blocks_of",
+    "check_inputs",
+    "index_inputs",
+    "is_index",
+    "write_index",
+]

@@ -1,0 +1,296 @@
+"""A window, packed: which pieces of which samples share a row, and which rows a batch.
+
+Sizes alone decide it. So it is computed once for all epochs: in each of them another sample of the
+same size takes the place of a sample here, see `penstock.server.planning.log.planned_log`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.server.core.permutation import Permutation
+from penstock.server.core.refs import ItemRef, Rows, SampleRef
+from penstock.server.pipeline.lane_counts import all_counts
+from penstock.server.planning.log.chains import (
+    Chains,
+    SharedSamples,
+    chains_of,
+    order_of_rows,
+    shared_by,
+)
+from penstock.server.planning.log.cost_expression import Expression
+from penstock.server.planning.log.index_windows import Integers
+from penstock.server.roles.base import SampleBatcher
+from penstock.server.roles.batchers import (
+    BestFitDecreasingPackingBatcher,
+    KnapsackPackingBatcher,
+    SimpleBatcher,
+)
+from penstock.server.roles.batchers.packer import Pieces
+from penstock.server.roles.filling import BatchColumns, BatchSizes
+from penstock.server.roles.role import asked, failing
+from penstock.server.usercode.contained import as_exception
+from penstock.wire.errors import BadItem, PenstockError
+
+WindowPacker = BestFitDecreasingPackingBatcher | KnapsackPackingBatcher
+"""Batchers that pack a whole window by array code."""
+
+_HISTOGRAM = 1 << 22
+"""Sizes below this one are counted, in 32 MiB for a moment; of larger ones hardly two are alike."""
+
+
+@dataclass(frozen=True)
+class PackedWindow:
+    """A window of a planned job: its batches, of pieces of samples.
+
+    Attributes:
+        slots: int64 (n,): the sample of each piece, by its number in the window, batch by batch and
+            row by row.
+        starts, stops: int64 (n,): the part of it, where the batcher splits or cuts samples; -1 =
+            all of it. None = all of every sample.
+        sizes: int64 (n,): the size of each piece.
+        rows: int64 (rows + 1,): where each row begins among the pieces, and n.
+        batches: int64 (batches + 1,): where each batch begins among the rows, and their number.
+        counts: What the batcher counted: `dropped:REASON` and `batcher:NAME`.
+        cost: float64 (batches,): what each batch costs; None = nobody asked.
+        shared: Which batches hold pieces of one sample; None = each sample is in one batch.
+        chains: Batches that are to follow each other in one lane; None where `shared` is None.
+    """
+
+    slots: Integers
+    starts: Integers | None
+    stops: Integers | None
+    sizes: Integers
+    rows: Integers
+    batches: Integers
+    counts: Counter[str]
+    cost: npt.NDArray[np.float64] | None = None
+    shared: SharedSamples | None = None
+    chains: Chains | None = None
+
+    def __len__(self) -> int:
+        """Return how many batches there are."""
+        return len(self.batches) - 1
+
+
+def pack(
+    batcher: SampleBatcher, sizes: Integers, seed: int | None, purpose: str, *, by_length: bool
+) -> PackedWindow:
+    """Return a window, packed as a job's batcher says.
+
+    Batchers that pack windows (`best_fit_decreasing`, `knapsack`) and `simple` are array code. Any
+    other is given the samples one by one, and asked for what is left at the end.
+
+    Args:
+        batcher: The job's batcher; it is not changed.
+        sizes: int64 (n,): the size of each sample.
+        seed: Rows come in an order that it decides; None = in that of their oldest samples.
+        purpose: Keeps the orders of several windows apart.
+        by_length: Put samples of like sizes into one batch.
+
+    Raises:
+        BadItem: The batcher refuses a sample; `item` is its number in the window.
+        InvalidJob: The batcher fails.
+    """
+    if by_length:
+        order = np.argsort(-sizes, kind="stable")
+        found = pack(batcher, sizes[order], None, purpose, by_length=False)
+        return replace(found, slots=order[found.slots])
+    if isinstance(batcher, SimpleBatcher) and not batcher.is_of_user():
+        return _in_order(batcher, sizes)
+    if isinstance(batcher, WindowPacker) and not batcher.is_of_user():
+        return _by_window(batcher, sizes, seed, purpose)
+    return _one_by_one(batcher, sizes)
+
+
+class Outline(NamedTuple):
+    """What is known of a packed window from its sizes, without packing it.
+
+    Attributes:
+        batches: How many it has; None = only packing says it.
+        counts: What the batcher counts.
+    """
+
+    batches: int | None
+    counts: Counter[str]
+
+
+def outline(batcher: SampleBatcher, sizes: Integers) -> Outline | None:
+    """Return what `pack` makes of a window as far as it takes no packing; None = nothing.
+
+    Args:
+        batcher: The job's batcher.
+        sizes: int64 (n,): the size of each sample, in any order.
+
+    Raises:
+        BadItem: As `pack`.
+    """
+    if isinstance(batcher, SimpleBatcher) and not batcher.is_of_user():
+        packed = _in_order(batcher, sizes)
+        return Outline(len(packed), packed.counts)
+    if not isinstance(batcher, WindowPacker) or batcher.is_of_user():
+        return None
+    if isinstance(batcher, KnapsackPackingBatcher) and batcher.max_packs is not None:
+        return None
+    working = batcher.clone()
+    batches = _batches(working, working.pieces(sizes))
+    return Outline(batches, +Counter(all_counts({}, working)))
+
+
+def with_cost(packed: PackedWindow, cost: Expression) -> PackedWindow:
+    """Return a packed window with what each batch costs.
+
+    Raises:
+        InvalidJob: The cost of a batch is no finite number.
+    """
+    return replace(packed, cost=cost.of(measures(packed)))
+
+
+def measures(packed: PackedWindow) -> dict[str, npt.NDArray[np.float64]]:
+    """Return what a cost is an expression of, for each batch: float64 (batches,) by name.
+
+    All are whole numbers, exact up to 2^53.
+    """
+    columns = BatchColumns.of(BatchSizes(packed.sizes, packed.rows, packed.batches))
+    return {name: values.astype(np.float64) for name, values in columns._asdict().items()}
+
+
+# --- how ------------------------------------------------------------------------------------------
+
+
+def _in_order(batcher: SimpleBatcher, sizes: Integers) -> PackedWindow:
+    batches = np.arange(batcher.batches(len(sizes)) + 1) * batcher.batch_size
+    batches = np.minimum(batches, len(sizes))
+    kept = int(batches[-1])
+    counts = +Counter({"dropped:tail": len(sizes) - kept})
+    slots = np.arange(kept)
+    return PackedWindow(slots, None, None, sizes[:kept], np.arange(kept + 1), batches, counts)
+
+
+def _batches(batcher: WindowPacker, pieces: Pieces) -> int | None:
+    """Return how many batches `_by_window` makes; None = sizes are too large to count them.
+
+    Rows that are cut to fill batches fill one that is there already: see `_whole_batches`.
+    """
+    shares = pieces.sizes <= batcher.most_shared
+    placed = pieces.sizes[shares]
+    if placed.max(initial=0) >= _HISTOGRAM:
+        return None
+    rows = batcher.count(np.bincount(placed)) + int(np.count_nonzero(~shares))
+    return -(-rows // batcher.rows)
+
+
+def _by_window(
+    batcher: WindowPacker, sizes: Integers, seed: int | None, purpose: str
+) -> PackedWindow:
+    working = batcher.clone()
+    slots, starts, stops, of_piece = working.pieces(sizes)
+    placed = np.flatnonzero(of_piece <= batcher.most_shared)
+    packs = working.pack(of_piece[placed])
+    singles = np.flatnonzero(of_piece > batcher.most_shared)
+    pieces = np.concatenate([placed[packs.indices], singles])
+    bounds = np.concatenate([packs.bounds, packs.bounds[-1] + 1 + np.arange(len(singles))])
+    bounds = _whole_batches(bounds, batcher.rows)
+    rows = len(bounds) - 1
+    if seed is None:
+        firsts = np.minimum.reduceat(slots[pieces], bounds[:-1]) if rows else bounds[:0]
+        order = np.argsort(firsts, kind="stable")
+    else:
+        order = Permutation(rows, seed, 0, f"rows of {purpose}").take(np.arange(rows))
+    order, chains = order_of_rows(slots[pieces], starts[pieces], bounds, order, batcher.rows)
+    pieces, bounds = _reordered(pieces, bounds, order)
+    is_cut = bool((starts >= 0).any())
+    batches = np.append(np.arange(0, rows, batcher.rows), rows) if rows else np.zeros(1, np.int64)
+    shared = shared_by(slots[pieces], bounds, batches)
+    return PackedWindow(
+        slots[pieces],
+        starts[pieces] if is_cut else None,
+        stops[pieces] if is_cut else None,
+        of_piece[pieces],
+        bounds,
+        batches,
+        +Counter(all_counts({}, working)),
+        shared=shared,
+        chains=None if shared is None else chains,
+    )
+
+
+def _whole_batches(bounds: Integers, rows: int) -> Integers:
+    """Return bounds of so many rows that they fill batches, where there are samples enough.
+
+    The last rows with several samples give their last ones to rows of their own: a batch with fewer
+    rows in the middle of an epoch would have another shape than all others.
+    """
+    missing = -(len(bounds) - 1) % rows
+    if not missing:
+        return bounds
+    several = np.flatnonzero(np.diff(bounds) > 1)[::-1]
+    cuts: list[int] = []
+    for row in several.tolist():
+        first, last = int(bounds[row]), int(bounds[row + 1])
+        cuts += range(last - 1, max(first, last - 1 - (missing - len(cuts))), -1)
+        if len(cuts) >= missing:
+            break
+    return np.sort(np.concatenate([bounds, np.array(cuts, np.int64)]))
+
+
+def _refused(slot: int, reason: str) -> BadItem:
+    return BadItem(reason, item=slot, stage="draw", reason=reason)
+
+
+def _reordered(values: Integers, bounds: Integers, order: Integers) -> tuple[Integers, Integers]:
+    """Return stretches of values in another order, and their bounds."""
+    lengths = np.diff(bounds)[order]
+    ends = np.concatenate(([0], np.cumsum(lengths)))
+    places = np.repeat(bounds[:-1][order] - ends[:-1], lengths) + np.arange(ends[-1])
+    return values[places], ends
+
+
+def _one_by_one(batcher: SampleBatcher, sizes: Integers) -> PackedWindow:
+    working = batcher.clone()
+    found: list[Rows] = []
+    looks = batcher.needs_sizes  # else they are 0 for it, as in a lane that is not planned
+    for slot, size in enumerate(sizes.tolist()):
+        try:
+            found += working.add(SampleRef(ItemRef("", slot, 0), 0, size if looks else 0))
+        except BadItem as error:
+            raise _refused(slot, error.reason or error.message) from error
+        except PenstockError:
+            raise
+        except BaseException as raised:
+            raise failing(batcher, "add", as_exception(raised)) from raised
+    found += asked(working, "flush")
+    counts = Counter(all_counts({}, working))
+    refs = [ref for batch in found for row in batch for ref in row]
+    spans = [ref.span for ref in refs]
+    is_split = any(span is not None for span in spans)
+    starts = [-1 if span is None else span.start for span in spans]
+    stops = [-1 if span is None else span.stop for span in spans]
+    slots = _array([ref.item.index for ref in refs])
+    rows = np.cumsum(_array([0, *(len(row) for batch in found for row in batch)]))
+    batches = np.cumsum(_array([0, *map(len, found)]))
+    shared = shared_by(slots, rows, batches)
+    return PackedWindow(
+        slots,
+        _array(starts) if is_split else None,
+        _array(stops) if is_split else None,
+        _array([ref.size for ref in refs]) if looks or is_split else sizes[slots],
+        rows,
+        batches,
+        +counts,
+        shared=shared,
+        chains=None if shared is None else chains_of(shared, sizes),
+    )
+
+
+def _array(values: Sequence[int]) -> Integers:
+    return np.array(values, np.int64)
+
+
+__all__ = ["Outline", "PackedWindow", "measures", "outline", "pack", "with_cost"]

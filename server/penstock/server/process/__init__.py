@@ -1,0 +1,1 @@
+"""What is settled about a process before it computes: environment, allocator, packages."""

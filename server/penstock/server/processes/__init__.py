@@ -1,0 +1,1 @@
+"""Processes that run roles: forked of one zygote, with a page of notes and shared memory."""

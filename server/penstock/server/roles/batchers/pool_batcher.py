@@ -1,0 +1,144 @@
+"""Padded batches of like lengths, chosen from a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from penstock.common.checks import check_choice, check_flag, check_whole
+from penstock.server.core.refs import Rows, SampleRef
+from penstock.server.packing.pool import STRATEGIES, choose
+from penstock.server.roles.base import Sample
+from penstock.server.roles.batchers.packer import PackingBatcher, sample_key
+from penstock.wire.errors import InvalidJob
+
+
+class PoolPackingBatcher(PackingBatcher):
+    """Forms padded batches of like lengths and of one modality, each sample a row of its own.
+
+    The algorithm is that of cosmos-framework's `PoolPackingBatcher`: see
+    `penstock.server.packing.pool.choose`. The oldest sample of the pool opens every batch, so none
+    waits for more than `pool_size` batches; it is never left out, however long it is: alone, it may
+    exceed `max_tokens`. A sample of size 0 is dropped as `empty`. A batch never holds two samples
+    of one item: on small data several epochs meet in the pool, and the next best one is taken.
+
+    At the lane's end batches are formed of what is left in the pool, in the same way.
+
+    The modality of a sample follows from its values: `pixel_values_videos`, else `pixel_values`,
+    else text.
+
+    Args:
+        max_tokens: The most tokens of a batch once it is padded: the size of its longest sample
+            times its number of samples.
+        pool_size: How many samples a lane chooses from. A larger pool finds samples of nearer
+            sizes, so there is less padding; it takes memory for that many samples of every lane,
+            the first batch comes only when it is full, and a sample waits for up to `pool_size`
+            batches.
+        max_batch_size: The most samples of a batch; None or 0 = no such limit. 1 keeps the order
+            of the draws.
+        long_threshold: A sample of this size or more is a batch of its own.
+        batching_strategy: What decides between samples of equal cost: `prefer_closest`, the size
+            nearest to the longest so far, or `prefer_first`, age.
+        apply_long_sample_halving: Halve `max_tokens` for a batch whose longest sample has a size
+            of 1,000 or more, since long samples take more memory in training.
+        length_key: The value of a sample whose length is its size.
+
+    Raises:
+        InvalidJob: A number is too small, or the strategy is unknown.
+    """
+
+    type_name: ClassVar[str] = "pool"
+    version: ClassVar[int | str | None] = 2
+    needs_content: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        max_tokens: int,
+        pool_size: int = 16,
+        max_batch_size: int | None = 1,
+        long_threshold: int = 6400,
+        batching_strategy: str = "prefer_closest",
+        apply_long_sample_halving: bool = True,
+        length_key: str = "input_ids",
+    ) -> None:
+        super().__init__(length_key, dropped=("empty",))
+        self.max_tokens = check_whole("max_tokens", max_tokens, 1, "the padded size of a batch")
+        self.pool_size = check_whole("pool_size", pool_size, 1, "the samples to choose from")
+        if max_batch_size is not None:
+            check_whole("max_batch_size", max_batch_size, 0, "the most samples of a batch")
+        self.max_batch_size = max_batch_size
+        self.long_threshold = check_whole(
+            "long_threshold", long_threshold, 1, "the size from which a sample stays alone"
+        )
+        self.batching_strategy = check_choice("batching_strategy", batching_strategy, STRATEGIES)
+        self.apply_long_sample_halving = check_flag(
+            "apply_long_sample_halving", apply_long_sample_halving
+        )
+        self._pool: list[tuple[SampleRef, str]] = []
+
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
+        """Take one sample; return a batch when this one fills the pool.
+
+        Raises:
+            InvalidJob: The sample is missing, so its modality is not known.
+        """
+        if sample is None:
+            raise InvalidJob(
+                f"the pool batcher was given {ref.item} without its content: it tells modalities "
+                "apart by it, so add() must be given them",
+                key="type",
+            )
+        if ref.size == 0:
+            self._dropped["empty"] += 1
+            return []
+        self._pool.append((ref, modality(sample)))
+        return [self._take()] if len(self._pool) >= self.pool_size else []
+
+    @property
+    def pending(self) -> Sequence[SampleRef]:
+        """Return the pool."""
+        if not self.keeps(PoolPackingBatcher):  # a subclass may hold more
+            return super().pending
+        return [ref for ref, _ in self._pool]
+
+    def chooses_from(self) -> int:
+        """Return the size of the pool."""
+        return self.pool_size
+
+    @property
+    def may_refuse(self) -> bool:
+        """Tell whether `add` may raise: never, as far as this class decides."""
+        return not self.keeps(PoolPackingBatcher)
+
+    def flush(self) -> list[Rows]:
+        """Return batches of what is left in the pool."""
+        batches: list[Rows] = []
+        while self._pool:
+            batches.append(self._take())
+        return batches
+
+    def _take(self) -> Rows:
+        indices = choose(
+            [ref.size for ref, _ in self._pool],
+            [kind for _, kind in self._pool],
+            self.max_tokens,
+            max_batch_size=self.max_batch_size,
+            long_threshold=self.long_threshold,
+            strategy=self.batching_strategy,
+            halve_long=self.apply_long_sample_halving,
+            keys=[sample_key(ref) for ref, _ in self._pool],
+        )
+        batch = [[self._pool[index][0]] for index in indices]
+        for index in sorted(indices, reverse=True):
+            del self._pool[index]
+        return batch
+
+
+def modality(sample: Sample) -> str:
+    """Return `video`, `image` or `text`, by which values a sample has; None counts as absent."""
+    if sample.get("pixel_values_videos") is not None:
+        return "video"
+    return "image" if sample.get("pixel_values") is not None else "text"
+
+
+__all__ = ["PoolPackingBatcher", "modality"]

@@ -1,0 +1,190 @@
+"""Packing in nearly the order of the draws, with a short look ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import inf
+from typing import Any, ClassVar
+
+from penstock.common.checks import check_whole
+from penstock.server.core.refs import Row, Rows, SampleRef
+from penstock.server.roles.base import Sample
+from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, holds_item
+from penstock.wire.errors import InvalidJob
+
+
+class SequentialPackingBatcher(PackingBatcher):
+    """Packs samples into rows, in order; a few that do not fit may be overtaken.
+
+    The algorithm is that of cosmos-framework's `SequentialPackingBatcher`, fed sample by sample. A
+    sample that would bring the row to `max_sequence_length` is set aside; the row is finished when
+    it holds something and `lookahead_limit` samples are set aside, and these, in their order, are
+    the first candidates for the next row. A sample that alone reaches `max_sequence_length` is
+    dropped as `overlong` when it comes, but is set aside like others that do not fit and counts
+    towards the limit until it would be the first: so rows are those of the original. One of size 0
+    is dropped as `empty`.
+
+    A sample of an item that is in the row already does not fit: on small data several epochs meet.
+
+    With `max_samples_per_batch` rows are finished by count, and sizes are not looked at: if every
+    draw gives one sample, any offset of a lane is found by arithmetic.
+
+    At the lane's end the row and the samples set aside become rows, in order.
+
+    Args:
+        max_sequence_length: The number of tokens that a row stays below: it has at least one less,
+            as in the original.
+        max_samples_per_batch: How many samples a row has. Give this or `max_sequence_length`.
+        lookahead_limit: How many samples that do not fit may be set aside before a row is finished.
+            More leave less padding, and change the order of the draws more; with 0 every sample is
+            a row of its own.
+        rows: How many consecutive rows a batch has. The last batch of a lane may have fewer.
+        length_key: The value of a sample whose length is its size.
+
+    Raises:
+        InvalidJob: Both limits or none are given, or a number is too small.
+    """
+
+    type_name: ClassVar[str] = "sequential"
+    version: ClassVar[int | str | None] = 4
+
+    def __init__(
+        self,
+        max_sequence_length: int | None = None,
+        max_samples_per_batch: int | None = None,
+        lookahead_limit: int = 10,
+        rows: int = 1,
+        length_key: str = "input_ids",
+    ) -> None:
+        super().__init__(length_key, dropped=("empty", "overlong"))
+        if (max_sequence_length is None) == (max_samples_per_batch is None):
+            raise InvalidJob(
+                f"max_sequence_length is {max_sequence_length} and max_samples_per_batch is "
+                f"{max_samples_per_batch}: give exactly one of them, a row has one limit",
+                key="max_sequence_length",
+            )
+        # Strictly below the budget: a budget of 1 would leave out every sample.
+        if max_sequence_length is not None:
+            check_whole("max_sequence_length", max_sequence_length, 2, "what a row stays below")
+        if max_samples_per_batch is not None:
+            check_whole("max_samples_per_batch", max_samples_per_batch, 1, "the samples of a row")
+        self.max_sequence_length = max_sequence_length
+        self.max_samples_per_batch = max_samples_per_batch
+        self.lookahead_limit = check_whole(
+            "lookahead_limit", lookahead_limit, 0, "the samples that may be set aside"
+        )
+        self.rows = check_whole("rows", rows, 1, "the rows of a batch")
+        self._row: Row = []
+        self._total = 0
+        # None is a sample that no row can hold: it is gone, and still counts towards the limit.
+        self._skipped: list[SampleRef | None] = []
+        self._finished: list[Row] = []
+
+    @property
+    def needs_sizes(self) -> bool:
+        """Tell whether rows have a limit in tokens, or a subclass may look at sizes."""
+        return self._samples_of_row() is None
+
+    def batches(self, draws: int) -> int | None:
+        """Return how many batches `draws` samples make, where rows are finished by count."""
+        count = self._samples_of_row()
+        return None if count is None else -(-draws // (count * self.rows))
+
+    def draws_before(self, offset: int) -> int | None:
+        """Return how many samples precede batch `offset`, where rows are finished by count."""
+        count = self._samples_of_row()
+        return None if count is None else offset * count * self.rows
+
+    def _samples_of_row(self) -> int | None:
+        """Return how many samples each row has; None = their sizes decide it, or a subclass."""
+        if self.max_samples_per_batch is None or not self.keeps(SequentialPackingBatcher):
+            return None
+        return self.max_samples_per_batch if self.lookahead_limit else 1
+
+    def size_rule(self) -> Any:
+        """Return what `size_of` gives: a length, or nothing where rows are finished by count."""
+        if not self.keeps(SequentialPackingBatcher, "size_of"):
+            return super().size_rule()
+        return None if self.max_sequence_length is None else {"length_of": self.length_key}
+
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
+        """Take one sample; return the batches that the rows that it finished have completed."""
+        budget = self.max_sequence_length
+        if budget is None or 0 < ref.size < budget:
+            self._offer(deque([ref]))
+        elif ref.size == 0:
+            self._dropped["empty"] += 1
+        else:
+            self._dropped["overlong"] += 1
+            self._offer(deque([None]))
+        return cut_batches(self._finished, self.rows, self.rows)
+
+    def sizes_kept(self) -> tuple[int, float]:
+        """Return that empty and overlong ones are left out; none where rows have a count."""
+        budget = self.max_sequence_length
+        return (0, inf) if budget is None else (1, budget - 1)
+
+    @property
+    def pending(self) -> Sequence[SampleRef]:
+        """Return the row, the samples set aside, and the finished rows of an incomplete batch."""
+        if not self.keeps(SequentialPackingBatcher):  # a subclass may hold more
+            return super().pending
+        finished = (ref for row in self._finished for ref in row)
+        return [*self._row, *(ref for ref in self._skipped if ref is not None), *finished]
+
+    @property
+    def may_split(self) -> bool:
+        """Tell whether samples may be split: never, as far as this class decides."""
+        return self.is_of_user()
+
+    @property
+    def may_refuse(self) -> bool:
+        """Tell whether `add` may raise: never, as far as this class decides."""
+        return not self.keeps(SequentialPackingBatcher)
+
+    def spare(self, row: Row) -> int:
+        """Return how many tokens of a row are free; 0 where rows are finished by count."""
+        if self.max_sequence_length is None:
+            return 0
+        return self.max_sequence_length - 1 - sum(ref.size for ref in row)
+
+    def joins(self, row: Row, ref: SampleRef) -> bool:
+        """Tell whether a row has room for a sample; never where rows are finished by count."""
+        return ref.size <= self.spare(row) and not holds_item(row, ref)
+
+    def flush(self) -> list[Rows]:
+        """Return rows of what is left, in order; the last batch may have fewer."""
+        while self._row:
+            skipped = deque(self._skipped)
+            self._finish()
+            self._offer(skipped)
+        return cut_batches(self._finished, self.rows, 1)
+
+    def _offer(self, queue: deque[SampleRef | None]) -> None:
+        while queue:
+            ref = queue.popleft()
+            if ref is not None and self._fits(ref):
+                self._row.append(ref)
+                self._total += ref.size
+            elif self._row:
+                self._skipped.append(ref)
+            if len(self._row) == self.max_samples_per_batch or (
+                self._row and len(self._skipped) >= self.lookahead_limit
+            ):
+                queue.extendleft(reversed(self._skipped))
+                self._finish()
+
+    def _fits(self, ref: SampleRef) -> bool:
+        budget = self.max_sequence_length
+        if budget is None:
+            return True
+        fits = self._total + ref.size < budget
+        return fits and not holds_item(self._row, ref)
+
+    def _finish(self) -> None:
+        self._finished.append(self._row)
+        self._row, self._total, self._skipped = [], 0, []
+
+
+__all__ = ["SequentialPackingBatcher"]

@@ -1,0 +1,368 @@
+"""Windows of a lane that are packed at once: knapsack, best fit decreasing, and `window_N`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from penstock.common.checks import check_flag, check_whole
+from penstock.server import packing
+from penstock.server.core.refs import Row, SampleRef
+from penstock.server.packing.lengths import Histogram, Lengths
+from penstock.server.packing.packs import Packs
+from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
+from penstock.wire.errors import InvalidJob
+
+FIRST_WINDOW, YOUNG_ROWS = 8, 4
+"""A lane's first window ends after so many samples if they hold the tokens of so many rows, and
+each window is twice as large as the one before it: so the first rows come after a few samples."""
+
+
+class WindowsBatcher(RowPackingBatcher):
+    """Collects a window of samples, packs all of it, and gives out its rows while the next fills.
+
+    A subclass packs sizes in `pack`. The rows of a window come one by one, spread over the samples
+    of the next window, so a lane never has to read a whole window before it goes on; they come in
+    the order of their oldest samples, so that long documents are not all at the front.
+
+    A window never holds two samples of one item, so no row does: it is packed before the second
+    comes. A sample leaves at the latest with the last row of its window, so at most `2 * window`
+    rows after it came. What is held is at most two windows.
+
+    At the lane's end the rows that wait are finished, and what was collected is packed as a smaller
+    window.
+    """
+
+    def __init__(
+        self,
+        max_tokens: int,
+        window: int,
+        rows: int,
+        overlong: str,
+        length_key: str,
+        *,
+        dropped: Sequence[str] = (),
+    ) -> None:
+        super().__init__(max_tokens, rows, overlong, length_key, dropped=dropped)
+        self._most = window
+        self._size = min(FIRST_WINDOW, window)  # of the window that is collected
+        self._collected: list[SampleRef] = []
+        self._keys: dict[tuple[str, int, int], None] = {}  # of these: a set is not plain
+        self._tokens = 0  # of these
+        self._packed: list[Row] = []  # rows of the window before, the next one first
+        self._rows_of_window = 0  # how many they were
+
+    def chooses_from(self) -> int | None:
+        """Return the size of a window."""
+        return self._most
+
+    def most_held(self) -> int | None:
+        """Return the samples of a window and of the rows of the one before."""
+        return 2 * self._most
+
+    def state(self) -> Any:
+        """Return what is held; what follows from it is left out."""
+        state = super().state()
+        del state["_keys"], state["_tokens"], state["_most"]
+        return state
+
+    def restore(self, state: Any) -> None:
+        """Take back what `state` gave."""
+        super().restore(state)
+        self._keys = dict.fromkeys(map(sample_key, self._collected))
+        self._tokens = sum(ref.size for ref in self._collected)
+
+    @abstractmethod
+    def pack(self, sizes: Lengths) -> Sequence[Sequence[int]]:
+        """Return packs of indices: each index once, or not at all where it is counted."""
+
+    def _place(self, ref: SampleRef) -> None:
+        if sample_key(ref) in self._keys:
+            self._pack_window()
+        self._collected.append(ref)
+        self._keys[sample_key(ref)] = None
+        self._tokens += ref.size
+        held = len(self._collected)
+        self._release(-(-self._rows_of_window * min(held, self._size) // self._size))
+        if held >= self._most or (
+            held >= self._size and self._tokens >= YOUNG_ROWS * self.max_tokens
+        ):
+            self._pack_window()
+            self._size = min(2 * self._size, self._most)
+
+    def _release(self, due: int) -> None:
+        """Finish rows of the window before until `due` of them are."""
+        while len(self._packed) > self._rows_of_window - due:
+            self._finish(self._packed.pop(0))
+
+    def _pack_window(self) -> None:
+        self._release(self._rows_of_window)
+        packs = self.pack([ref.size for ref in self._collected])
+        self._packed = [
+            [self._collected[index] for index in pack] for pack in sorted(packs, key=min)
+        ]
+        self._rows_of_window = len(self._packed)
+        self._collected, self._tokens = [], 0
+        self._keys.clear()
+
+    def _held(self) -> Iterator[SampleRef]:
+        yield from self._collected
+        for row in self._packed:
+            yield from row
+
+    def _drain(self) -> None:
+        self._pack_window()
+        self._release(self._rows_of_window)
+
+
+class KnapsackPackingBatcher(WindowsBatcher):
+    """Packs windows by the greedy knapsack of neat packing: longest first, into the emptiest row.
+
+    NeMo Automodel's `greedy_knapsack`, fed by windows of the lane, since a stream has no end: rows
+    are filled evenly, to at most `packing_ratio` of `max_tokens` (`<=`). Its rows are those of
+    `penstock.server.packing.knapsack` for each window. A sample that fits into `max_tokens` and not
+    into that part of it is a row of its own.
+
+    The first window of a lane has 8 samples, if they hold the tokens of 4 rows, and each is twice
+    as large as the one before it, up to `window`. Rows come one by one while the next window fills.
+    A window never holds two samples of one item: it ends before the second.
+
+    Where sizes are told before items are processed (`size`, `sizes`) and turn out too small, what
+    `packing_ratio` leaves free takes the difference: see `docs/batchers.md`.
+
+    Counts and drops as `best_fit` does, and samples of rows beyond `max_packs` as `max_packs`. At
+    the lane's end what was collected is packed as a smaller window.
+
+    Args:
+        max_tokens: The most tokens of a row: Automodel's `pack_size`.
+        window: How many samples are packed at once. A larger window leaves less padding; it takes
+            memory for up to twice that many samples of every lane, and a sample waits longer.
+        packing_ratio: The part of `max_tokens` that rows are filled to, above 0, at most 1. Less
+            than 1 leaves room for sizes that turn out larger than they were told; Automodel's
+            recipes have 0.9. With exact sizes it only costs padding.
+        drop_long_samples: True leaves out samples longer than `max_tokens`, as `overlong: drop`.
+        max_packs: How many rows of each window are kept, the first that were opened; samples of
+            the others are dropped. None = all. For trials: it leaves data out.
+        rows: How many rows a batch has. The last batch of a lane may have fewer.
+        overlong: What becomes of a sample longer than `max_tokens`: `split`, `truncate`, `drop`,
+            `alone` or `error`, as of `best_fit`; Automodel's is `error`.
+        length_key: The value of a sample whose length is its size.
+
+    Raises:
+        InvalidJob: A number is too small or too large, `overlong` is not one of the five words, or
+            it contradicts `drop_long_samples`.
+    """
+
+    type_name: ClassVar[str] = "knapsack"
+    version: ClassVar[int | str | None] = 1
+
+    def __init__(
+        self,
+        max_tokens: int,
+        window: int = 256,
+        packing_ratio: float = 1.0,
+        drop_long_samples: bool = False,
+        max_packs: int | None = None,
+        rows: int = 1,
+        overlong: str | None = None,
+        length_key: str = "input_ids",
+    ) -> None:
+        if check_flag("drop_long_samples", drop_long_samples) and overlong not in (None, "drop"):
+            raise InvalidJob(
+                f"overlong is {overlong!r} and drop_long_samples is true: leave one of them out",
+                key="overlong",
+            )
+        policy = "drop" if drop_long_samples else "split" if overlong is None else overlong
+        check_whole("window", window, 1, "the samples that are packed at once")
+        super().__init__(max_tokens, window, rows, policy, length_key, dropped=("max_packs",))
+        if max_packs is not None:
+            check_whole("max_packs", max_packs, 1, "the rows of a window", optional=True)
+        self.window, self.max_packs = window, max_packs
+        self.drop_long_samples = drop_long_samples
+        self.packing_ratio = _ratio(packing_ratio)
+        self._capacity = int(max_tokens * self.packing_ratio)
+        if self._capacity < 1:
+            raise InvalidJob(
+                f"packing_ratio is {packing_ratio}, so rows of {max_tokens} tokens would not hold "
+                "one of them: raise it",
+                key="packing_ratio",
+            )
+        self._most_shared = min(self._capacity, self._most_shared)
+
+    def sizes_kept(self) -> tuple[int, float] | None:
+        """Return what others do; None where `max_packs` leaves out samples of any size."""
+        return super().sizes_kept() if self.max_packs is None else None
+
+    def count(self, histogram: Histogram) -> int:
+        """Return how many packs `pack` makes of a window with so many samples of each size."""
+        packs = packing.count_knapsack(histogram, self._capacity)
+        return packs if self.max_packs is None else min(packs, self.max_packs)
+
+    def pack(self, sizes: Lengths) -> Packs:
+        """Return the packs of a window; the samples beyond `max_packs` of them are counted."""
+        packs = packing.knapsack(sizes, self._capacity)
+        if self.max_packs is None:
+            return packs
+        bounds = packs.bounds[: self.max_packs + 1]
+        self._dropped["max_packs"] += len(packs.indices) - int(bounds[-1])
+        return Packs(packs.indices[: bounds[-1]], bounds)
+
+
+def _ratio(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise InvalidJob(
+            f"packing_ratio is {value!r}: give the part of a row that is filled, above 0 and at "
+            "most 1",
+            key="packing_ratio",
+        )
+    return float(value)
+
+
+class BestFitDecreasingPackingBatcher(WindowsBatcher):
+    """Packs windows of samples, longest first, each into the fullest row with room (`<=`).
+
+    The packing of "Fewer Truncations Improve Language Modeling" (Ding et al., 2024), fed by windows
+    of the lane; rows are those of `penstock.server.packing.best_fit_decreasing` for each window.
+    All but the last rows of a window are nearly full, so a larger window leaves less padding.
+
+    The first window of a lane has 8 samples, if they hold the tokens of 4 rows, and each is twice
+    as large as the one before it, up to `window`. Rows come one by one while the next window fills.
+    A window never holds two samples of one item: it ends before the second.
+
+    Counts and drops as `best_fit` does. At the lane's end what was collected is packed as a smaller
+    window.
+
+    Args:
+        max_tokens: The most tokens of a row: the sequence length that you train with.
+        window: How many samples are packed at once. A larger window leaves less padding; it takes
+            memory for up to twice that many samples of every lane, and a sample waits longer.
+        rows: How many rows a batch has. The last batch of a lane may have fewer.
+        overlong: What becomes of a sample longer than `max_tokens`: `split`, `truncate`, `drop`,
+            `alone` or `error`, as of `best_fit`.
+        length_key: The value of a sample whose length is its size.
+
+    Raises:
+        InvalidJob: A number is too small, or `overlong` is not one of the five words.
+    """
+
+    type_name: ClassVar[str] = "best_fit_decreasing"
+    version: ClassVar[int | str | None] = 1
+
+    def __init__(
+        self,
+        max_tokens: int,
+        window: int = 256,
+        rows: int = 1,
+        overlong: str = "split",
+        length_key: str = "input_ids",
+    ) -> None:
+        check_whole("window", window, 1, "the samples that are packed at once")
+        super().__init__(max_tokens, window, rows, overlong, length_key)
+        self.window = window
+
+    def count(self, histogram: Histogram) -> int:
+        """Return how many packs `pack` makes of a window with so many samples of each size."""
+        return packing.count_best_fit_decreasing(histogram, self.max_tokens)
+
+    def pack(self, sizes: Lengths) -> Packs:
+        """Return the packs of a window."""
+        return packing.best_fit_decreasing(sizes, self.max_tokens)
+
+
+class WindowPackingBatcher(WindowsBatcher):
+    """Fills each row by one scan over a window of pending samples: LMMS-Engine's `window_10`.
+
+    Both of its forms, named `window_N` or `{type: window, window: N}`. As its code does it, the
+    window rolls: it is filled to N samples, a row takes the oldest and then, in order, every sample
+    that still fits (`<=`), and the window is filled again. So a sample leaves within N rows, and
+    finishes at most one.
+
+    With `sort: true`, as its guide describes it, samples are ordered longest first and cut into
+    windows of N, each used up by scans before the next is looked at. Since a stream has no end,
+    `sort_over` samples are sorted at a time, less at a lane's beginning as for `knapsack`. That
+    puts the longest together and leaves more padding; it is here for those who trained with it.
+
+    A row never holds two samples of one item. Counts and drops as `best_fit` does. At the lane's
+    end rows are made of what is left, in the same way.
+
+    Args:
+        max_tokens: The most tokens of a row: LMMS-Engine's `packing_length`.
+        window: How many samples a scan looks at. More leave less padding, and a sample waits for
+            more rows.
+        sort: True takes the guide's form.
+        sort_over: With `sort`, how many samples are sorted at a time.
+        rows: How many rows a batch has. The last batch of a lane may have fewer.
+        overlong: What becomes of a sample longer than `max_tokens`. `drop` and `alone` are what
+            LMMS-Engine's `filter_overlong` decides between; `split`, `truncate` and `error` as of
+            `best_fit`.
+        length_key: The value of a sample whose length is its size.
+
+    Raises:
+        InvalidJob: A number is too small, or `overlong` is not one of the five words.
+    """
+
+    type_name: ClassVar[str] = "window"
+    version: ClassVar[int | str | None] = 1
+    numbered_by: ClassVar[str] = "window"
+
+    def __init__(
+        self,
+        max_tokens: int,
+        window: int = 10,
+        sort: bool = False,
+        sort_over: int = 256,
+        rows: int = 1,
+        overlong: str = "split",
+        length_key: str = "input_ids",
+    ) -> None:
+        check_whole("window", window, 1, "the samples that a scan looks at")
+        check_whole("sort_over", sort_over, 1, "the samples that are sorted at a time")
+        most = sort_over if check_flag("sort", sort) else window
+        super().__init__(max_tokens, most, rows, overlong, length_key)
+        self.window, self.sort, self.sort_over = window, sort, sort_over
+
+    def most_held(self) -> int | None:
+        """Return the samples of a window, sorted of two."""
+        return super().most_held() if self.sort else self.window
+
+    def pack(self, sizes: Lengths) -> Sequence[Sequence[int]]:
+        """Return the packs of a window."""
+        return packing.window(sizes, self.max_tokens, self.window, sort=True)
+
+    def _place(self, ref: SampleRef) -> None:
+        if self.sort:
+            super()._place(ref)
+            return
+        self._collected.append(ref)
+        if len(self._collected) == self.window:
+            self._scan()
+
+    def _drain(self) -> None:
+        if self.sort:
+            super()._drain()
+        while self._collected:
+            self._scan()
+
+    def _scan(self) -> None:
+        """Finish the row that one scan over the window fills."""
+        row: Row = []
+        left: list[SampleRef] = []
+        room, present = self.max_tokens, set[tuple[str, int, int]]()
+        for ref in self._collected:
+            if ref.size <= room and sample_key(ref) not in present:
+                row.append(ref)
+                room -= ref.size
+                present.add(sample_key(ref))
+            else:
+                left.append(ref)
+        self._collected = left
+        self._finish(row)
+
+
+__all__ = [
+    "BestFitDecreasingPackingBatcher",
+    "KnapsackPackingBatcher",
+    "WindowPackingBatcher",
+    "WindowsBatcher",
+]

@@ -1,0 +1,124 @@
+"""What every source checks: indices, column names, and that its package is there."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from penstock.common.nearest import listed, nearest
+from penstock.wire.errors import InvalidJob, MissingExtra
+from penstock.wire.plain import clean_text
+
+
+def require(module: str, *, extra: str = "server") -> Any:
+    """Return an imported module of an optional package.
+
+    Raises:
+        MissingExtra: The package is not installed; names the extra that brings it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        raise MissingExtra(
+            f"this source needs the package {package}: pip install 'penstock[{extra}]'",
+            package=package,
+            extra=extra,
+        ) from None
+
+
+def located(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
+    """Return the filesystem of a path or a URL, and what the file is called there.
+
+    Raises:
+        MissingExtra: The filesystem's own package is not installed.
+        ValueError: No filesystem has such URLs.
+    """
+    core = require("fsspec.core")
+    try:
+        return core.url_to_fs(plain_url(url), **(options or {}))  # type: ignore[no-any-return]
+    except ImportError as error:  # s3fs, gcsfs, adlfs
+        package = getattr(error.__cause__, "name", None) or url.partition(":")[0]
+        raise MissingExtra(
+            f"{url!r} needs a package that is missing: pip install {package} ({error})",
+            package=package,
+            extra="",
+        ) from None
+
+
+def plain_url(url: str) -> str:
+    """Return a URL without the name of this machine: fsspec takes that for a folder (RFC 8089)."""
+    return url.replace("file://localhost/", "file:///", 1)
+
+
+def check_indices(indices: Sequence[int], length: int) -> None:
+    """Refuse an index that no item has.
+
+    Raises:
+        IndexError: An index is negative or not below `length`.
+    """
+    for index in indices:
+        if not 0 <= index < length:
+            raise IndexError(
+                f"there is no item {index}: this source holds {length} items, from 0 on"
+            )
+
+
+def check_columns(columns: Any, existing: Sequence[str], where: str) -> list[str]:
+    """Return the columns to read: those asked for, or all.
+
+    Raises:
+        InvalidJob: `columns` is not a list of names, is empty, or names a column that is not there.
+    """
+    if columns is None:
+        return list(existing)
+    if isinstance(columns, str) or not all(isinstance(column, str) for column in columns):
+        raise InvalidJob(
+            f"columns is {columns!r}: give a list of names, for example [{listed(existing[:1])}]",
+            key="source.columns",
+        )
+    if not columns:
+        raise InvalidJob(
+            f"columns is empty: leave it out, or choose from {listed(existing)}",
+            key="source.columns",
+        )
+    known = frozenset(existing)
+    for column in columns:
+        if column not in known:
+            near = nearest(column, existing, 1)
+            hint = f"did you mean {near[0]!r}? It" if near else "it"
+            wanted = clean_text(repr(column), 100)
+            raise InvalidJob(
+                f"{where} has no column {wanted}: {hint} has {listed(existing)}",
+                key="source.columns",
+            )
+    return list(dict.fromkeys(columns))
+
+
+def refuse_more_columns(
+    file: str, existing: Sequence[str], known: Collection[str], first: str
+) -> None:
+    """Refuse a file that has more columns than the first one, where all are to be read.
+
+    Raises:
+        InvalidJob: Names them.
+    """
+    if more := [name for name in existing if name not in known]:
+        raise InvalidJob(
+            f"{file} has columns that {first} lacks ({listed(more)}): name those to read with "
+            "columns",
+            key="source.columns",
+        )
+
+
+__all__ = [
+    "check_columns",
+    "check_indices",
+    "located",
+    "plain_url",
+    "refuse_more_columns",
+    "require",
+]

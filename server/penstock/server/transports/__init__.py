@@ -1,0 +1,1 @@
+"""Targets of a Loader that start a node of their own: `local:` and `spawn:`."""
