@@ -10,9 +10,10 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 WAY = PAGE[PAGE.index("## The way") :]
 STEPS = re.findall(r"^\| \d+ \| `([^`]+)` \| ([\d,]+) \| (.*?) \| (.*?) \|$", WAY, re.MULTILINE)
 HALVES = ("server/penstock/server", "client/penstock/client")
+SHARED = ("proto/penstock/wire", "proto/penstock/common")
 SOURCES = [
     file.read_text()
-    for folder in (*HALVES, "proto/penstock/wire")
+    for folder in (*HALVES, *SHARED)
     for file in sorted((ROOT / folder).rglob("*.py"))
 ]
 
@@ -32,7 +33,7 @@ def test_every_room_is_named_and_stands() -> None:
 
     rooms = PAGE[PAGE.index("## The rooms") : PAGE.index("## Inside")]
     assert set(re.findall(r"^\| `([^`]+)`", rooms, re.MULTILINE)) == there | {
-        "proto/penstock/wire/"
+        f"{folder}/" for folder in SHARED
     }
 
 
@@ -43,7 +44,7 @@ def test_every_file_of_the_larger_rooms_is_named_once() -> None:
     for room, files in re.findall(r"^\| `([^`]+)` \| .*? \| (.*?) \|$", inside, re.MULTILINE):
         named.setdefault(room, []).extend(re.findall(r"`(\w+)`", files))
 
-    assert len(named) == 7
+    assert len(named) == 10
     for room, files in named.items():
         there = {file.stem for file in (ROOT / room).glob("*.py")} - {"__init__"}
         assert sorted(files) == sorted(there), room
@@ -86,9 +87,7 @@ def test_what_leads_from_one_file_to_the_next_is_there() -> None:
 def test_what_lies_beside_the_way_is_there() -> None:
     """Files that the page names in short lie in a room, and no two of that name do."""
     files = [
-        file.as_posix()
-        for folder in (*HALVES, "proto/penstock/wire")
-        for file in (ROOT / folder).rglob("*.py")
+        file.as_posix() for folder in (*HALVES, *SHARED) for file in (ROOT / folder).rglob("*.py")
     ]
     names = re.findall(r"`(\w+/\w+\.py)`", WAY)
     assert len(names) >= 10

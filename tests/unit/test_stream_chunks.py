@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from penstock.server.node.demand.peers import Peer
 from penstock.server.node.demand.stream_demand import StreamDemand
-from penstock.server.rpc.call import ReadCallContext
+from penstock.server.rpc.call import ConsumerCall
 from penstock.server.rpc.streams import OpenRead
 from penstock.server.rpc.unsent import MUCH_BYTES, Unsent
 from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES, frame
@@ -43,7 +43,7 @@ def test_bundles_are_wide_until_one_was() -> None:
     assert one.bundle_bytes == CHUNK_BYTES
 
 
-class _Stuck(ReadCallContext):
+class _Stuck(ConsumerCall):
     """A call whose consumer takes nothing."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ class HungUp(Exception):
     """The consumer is gone, or its connection is."""
 
 
-class ReadCallContext:
+class ConsumerCall:
     """A gRPC call as a handler uses it: a failure in it means that the consumer has gone.
 
     gRPC raises several errors for that, and may not know yet that the call is done.
@@ -47,4 +47,4 @@ class ReadCallContext:
             raise HungUp(error_line(error)) from error
 
 
-__all__ = ["EOF", "HungUp", "ReadCallContext"]
+__all__ = ["EOF", "ConsumerCall", "HungUp"]

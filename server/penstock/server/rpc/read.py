@@ -10,7 +10,7 @@ import math
 import time
 
 from penstock.server.node.demand.wanted import BatchState, WantedBatch
-from penstock.server.rpc.call import ReadCallContext
+from penstock.server.rpc.call import ConsumerCall
 from penstock.server.rpc.edge import Edge
 from penstock.server.rpc.gathering import Parcel, gathers_until
 from penstock.server.rpc.opening import OpenedRead, draining, ended
@@ -49,7 +49,7 @@ class Sender:
         edge: Edge,
         stream: OpenRead,
         opening: OpenedRead,
-        call: ReadCallContext,
+        call: ConsumerCall,
         listening: asyncio.Future[None],
     ) -> None:
         self._node, self._stream, self._opening = edge.node, stream, opening

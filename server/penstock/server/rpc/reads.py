@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from penstock.server.access.caller import CALLER, Caller
-from penstock.server.rpc.call import EOF, HungUp, ReadCallContext
+from penstock.server.rpc.call import EOF, ConsumerCall, HungUp
 from penstock.server.rpc.edge import Edge
 from penstock.server.rpc.event_log import UNCHECKED
 from penstock.server.rpc.opening import draining, open_read, opened, parse_horizon, parse_open
@@ -37,7 +37,7 @@ class Reads:
         self._edge = edge
         self.node, self.streams, self.draining = edge.node, edge.streams, edge.draining
 
-    async def serve(self, call: ReadCallContext, peer: str) -> None:
+    async def serve(self, call: ConsumerCall, peer: str) -> None:
         """Answer a call to its end.
 
         Args:
@@ -137,7 +137,7 @@ class Reads:
                 error=str(error) or f"the store did not answer within {CHECK_DEADLINE_S:.0f} s",
             )
 
-    async def _listen(self, stream: OpenRead, call: ReadCallContext) -> None:
+    async def _listen(self, stream: OpenRead, call: ConsumerCall) -> None:
         """Take the consumer's horizons until it hangs up."""
         while True:
             data = await call.read()

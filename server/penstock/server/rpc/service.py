@@ -27,7 +27,7 @@ from penstock.server.access.tls import NodeTls
 from penstock.server.metrics.node_metrics import Metrics
 from penstock.server.node.node import Node
 from penstock.server.rpc.address import check_free, in_use
-from penstock.server.rpc.call import HungUp, ReadCallContext
+from penstock.server.rpc.call import ConsumerCall, HungUp
 from penstock.server.rpc.connections import most_connections
 from penstock.server.rpc.cursor_calls import Cursors
 from penstock.server.rpc.edge import Edge
@@ -277,7 +277,7 @@ class Service:
 
     async def _read(self, requests: AsyncIterator[bytes], context: Any) -> None:
         try:
-            await self._reads.serve(ReadCallContext(context), context.peer())
+            await self._reads.serve(ConsumerCall(context), context.peer())
         except HungUp as gone:
             logger.debug("a reader hung up", error=str(gone))
         except Exception as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.server.rpc.call import ReadCallContext
+from penstock.server.rpc.call import ConsumerCall
 
 MUCH_BYTES = 64 << 20
 """Of all streams together. With more of it, messages are no larger than chunks: a hundred streams
@@ -24,7 +24,7 @@ class Unsent:
         """Tell whether no message may be wide now."""
         return self.nbytes >= MUCH_BYTES
 
-    async def write(self, call: ReadCallContext, message: bytes) -> None:
+    async def write(self, call: ConsumerCall, message: bytes) -> None:
         """Send a message; return when its stream takes the next one.
 
         Raises:
