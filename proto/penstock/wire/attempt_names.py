@@ -4,6 +4,9 @@ A seek, or a state that is loaded while a run reads, makes a new generation, and
 it the same name without talking to each other: the token of the attempt, `#`, and how many times it
 has moved. A rank that is restarted alone knows the token and not the moves: it joins with the token
 alone, and the reply has the attempt's present name.
+
+Glossary:
+    attempt: One start of a training run; all its ranks share a token.
 """
 
 from __future__ import annotations

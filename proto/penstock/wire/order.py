@@ -25,7 +25,12 @@ MAX_LANES = 65_536
 
 
 class LaneOffset(NamedTuple):
-    """Where a batch is in its job's log."""
+    """Where a batch is in its job's log.
+
+    Glossary:
+        lane: One of the job's independent, totally ordered sequences of batches.
+        offset: How many batches of the same lane come before this one.
+    """
 
     lane: int
     offset: int
@@ -40,6 +45,10 @@ class Order:
         ends: For a finite log, how many batches each lane holds, None where that is not known yet:
             such a lane counts as one without an end, see `penstock.wire.numbering`. None in place
             of all of them = endless.
+
+    Glossary:
+        position: The number of a batch in the whole job. In an endless job it is offset * lanes +
+            lane.
     """
 
     lanes: int
@@ -196,6 +205,10 @@ class Share:
     Raises:
         RankOutOfRange: The rank is not below the world size.
         UnevenStep: W does not divide G, and the share is not `uneven`.
+
+    Glossary:
+        rank, world size: The data-parallel rank and the number of such ranks. Ranks that differ
+            only in tensor, context or pipeline parallelism read the same batches.
     """
 
     batches_per_step: int
@@ -324,6 +337,10 @@ class Cut:
     Args:
         batches_per_step: G.
         pad: Fill the last step with blanked batches; else leave a step that is not full out.
+
+    Glossary:
+        step: A fixed number of consecutive positions (`batches_per_step`, the global batch),
+            however many ranks share them.
     """
 
     batches_per_step: int

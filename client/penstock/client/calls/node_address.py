@@ -1,4 +1,9 @@
-"""Where a node is and what it is shown: one value, which goes through the whole client."""
+"""Where a node is and what it is shown: one value, which goes through the whole client.
+
+Glossary:
+    address: Where a node listens: `host:port` or `unix:/path`. Where a batch is in its log is its
+        lane and offset.
+"""
 
 from __future__ import annotations
 

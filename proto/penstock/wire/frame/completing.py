@@ -3,6 +3,10 @@
 What is sent are arrays one after another, each at a multiple of 64 bytes with zeros between them:
 the token ids; the seams; the tokens of each segment; labels and numbers of documents, where these
 do not follow; then the tensors of the body that are not made of rows, in the body's order.
+
+Glossary:
+    completed body: The body of a batch of packed rows as the Loader makes it of the ids and seams
+        that travel: what a loop, a digest and a bound of memory see.
 """
 
 from __future__ import annotations

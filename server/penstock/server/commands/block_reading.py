@@ -1,4 +1,8 @@
-"""What `penstockd check` finds out about reading: a window of blocks, read as a worker does."""
+"""What `penstockd check` finds out about reading: a window of blocks, read as a worker does.
+
+Glossary:
+    read amplification: Bytes read from the source divided by bytes that the drawn items take there.
+"""
 
 from __future__ import annotations
 

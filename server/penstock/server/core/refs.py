@@ -1,4 +1,9 @@
-"""Which raw record a sample comes from: item refs, sample refs, and the plan of a batch."""
+"""Which raw record a sample comes from: item refs, sample refs, and the plan of a batch.
+
+Glossary:
+    row: The first axis of a batch counts rows. A packed row holds several samples, one after
+        another; every other row is one sample.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +60,10 @@ class SampleRef(NamedTuple):
         part: Which of the samples that `process` gave for this item; 0 for the first.
         size: The size of this sample, or of this piece: tokens, frames; 0 if it is not needed.
         span: The piece `[start, stop)` where a packer split the sample; None = all of it.
+
+    Glossary:
+        item, sample: An item is a record of a source; a sample is what the processor makes of it,
+            and an item may give several.
     """
 
     item: ItemRef
@@ -103,6 +112,9 @@ class BatchPlan(NamedTuple):
         again: Those of its items that later batches of the lane hold other pieces of, where the
             planner says so: whoever goes on with the lane keeps what processing them gave. It
             decides no byte, and stays in the process that has planned the batch.
+
+    Glossary:
+        batch: What one rank feeds to its model at once: a micro batch, packed; named values.
     """
 
     lane: int

@@ -37,6 +37,10 @@ class Verdict(NamedTuple):
         above: It holds in every lane from this offset on.
         released: It holds in no lane from this offset on; None = it was not released.
         number: 1, 2, ... in the order of its log's store; 0 = kept in one process only.
+
+    Glossary:
+        verdict: An entry of the quarantine: an item that failed twice in the same way, why, and
+            from which offset on it is left out.
     """
 
     stage: str

@@ -1,4 +1,10 @@
-"""A job: a named plan of source, roles, seed and lanes, and the log id that all of it decides."""
+"""A job: a named plan of source, roles, seed and lanes, and the log id that all of it decides.
+
+Glossary:
+    log id: The SHA-256 of everything that decides the bytes of the log: seed, lanes, roles and
+        their parameters, the content of the source. Workers, byte bounds, batches per step and
+        error policies are not part of it.
+"""
 
 from __future__ import annotations
 
@@ -158,6 +164,9 @@ class Job:
 
     Raises:
         InvalidJob: The plan does not hold together; says what to change.
+
+    Glossary:
+        job: A named plan: seed, lanes, source, and four roles with their parameters.
     """
 
     def __init__(

@@ -86,6 +86,11 @@ class RoleSet:
 
     Raises:
         InvalidJob: The roles do not hold together; says what to change.
+
+    Glossary:
+        set of roles, joint job: Source, distributor, processor, batcher and collator that make
+            batches. A job has one; a joint job has several, and one of them makes each batch,
+            chosen by the batch's step, by itself, or by its lane.
     """
 
     def __init__(

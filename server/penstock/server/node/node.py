@@ -64,6 +64,9 @@ class Node:
         snapshot_seconds: The least time between two writes of snapshots.
         observer: Told what happens.
         imports: Modules that workers import once they are ready: the jobs will need them.
+
+    Glossary:
+        node: One `penstockd serve` process and its workers.
     """
 
     def __init__(

@@ -48,6 +48,10 @@ class LaneAccounts:
 
     So the sum over a lane's batches is all that it has counted up to the last of them, wherever
     somebody begins to read, and whatever was planned ahead.
+
+    Glossary:
+        accounting: What was drawn, filtered, dropped, cut and left out on the way to a batch; it
+            comes with the batch.
     """
 
     def __init__(self) -> None:

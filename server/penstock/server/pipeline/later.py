@@ -3,6 +3,10 @@
 A batch takes them into the room that is free in its rows: first its own, then those of the batch
 before it, and so on. So where a sample comes depends on its batch and on those after it, within
 `later_within` of them, and on none before: see decision 0042.
+
+Glossary:
+    put off: Said of a sample that does not fit into its batch, since sizes were told too small, and
+        waits for room in a later one.
 """
 
 from __future__ import annotations

@@ -50,6 +50,9 @@ class Line:
         emptied: How many of the last batches, in a row, quarantine has emptied.
         kept_plans: Of so many batches the plans are kept: what fills the last step of a log is made
             of these.
+
+    Glossary:
+        line: The roles at work for one lane: a planner, in order, and makers, in any order.
     """
 
     def __init__(

@@ -27,6 +27,9 @@ class Maker:
         items: Fetches and processes what is not in memory.
         goes_on: It makes the batches of a lane one after another: what the later ones need of an
             item is kept. Else each is made as if there were no other.
+
+    Glossary:
+        maker: Fetches, processes and collates: turns a plan into bytes.
     """
 
     def __init__(self, job: Job, items: Items, *, goes_on: bool = False) -> None:

@@ -24,6 +24,9 @@ class Planner(Protocol):
 
     Used by one thread. After an error its state may be half changed: it is thrown away, and another
     one starts from a snapshot.
+
+    Glossary:
+        planner: Draws, sizes and batches: decides what is in a batch, by reference.
     """
 
     @property

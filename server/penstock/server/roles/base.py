@@ -73,6 +73,10 @@ class Source(Role, ABC):
         may_read_ahead: True says that `fetch` may be called from another thread than the one that
             processes, while that one works: a call at a time, never two at once. Where a call takes
             long, coming items are read meanwhile.
+
+    Glossary:
+        source: Where raw items come from: by index, or as a stream of rows. A job has one, or
+            several by name.
     """
 
     uses_global_rng: ClassVar[bool] = False
@@ -287,6 +291,9 @@ class StreamSource(Source):
     save
     time: a source that gives none is read from the start of the shard. How many rows a shard holds
     is known when its end is reached.
+
+    Glossary:
+        stream: A source whose rows are read one after another; its items have no index.
     """
 
     @abstractmethod
@@ -394,6 +401,9 @@ class DataDistributor(Role, ABC):
         ends_by_epochs: True promises that every lane is over after the `epochs` that `bind` is
             given, although `draws` does not say how many draws that takes. Without either a job
             cannot have `epochs`.
+
+    Glossary:
+        distributor: Decides which item a lane draws next.
     """
 
     ends_by_epochs: ClassVar[bool] = False
@@ -562,6 +572,9 @@ class RawItemProcessor(Role, ABC):
             use them, and saves about 10 us an item.
         size_columns: The columns that `size` looks at, where items are dicts: a source that reads
             columns alone brings only these until the batch is made. None = the whole item.
+
+    Glossary:
+        processor: Turns a raw item into samples.
     """
 
     one_to_one: ClassVar[bool] = False
@@ -675,6 +688,9 @@ class SampleBatcher(Role, ABC):
         needs_sizes: False promises that sizes are not looked at: they may be 0. A property, where
             parameters decide it.
         needs_content: True asks for the sample in `add`, which may look at it and must not keep it.
+
+    Glossary:
+        batcher: Puts samples into rows, and rows into batches.
     """
 
     needs_content: ClassVar[bool] = False
@@ -854,6 +870,9 @@ class BatchCollator(Role, ABC):
             with the keys, dtypes and shapes of every other batch. Otherwise it never gets such
             rows: a batch that quarantine has emptied is collated from samples of zeros in the
             shapes of a real one, and then given to `blank`.
+
+    Glossary:
+        collator: Turns rows into named values.
     """
 
     uses_global_rng: ClassVar[bool] = True
@@ -916,6 +935,9 @@ class KeySpec:
         place: `device`, or `host` for what the trainer reads in Python.
         least: No element is below it; None = not known.
         most: No element is above it; None = not known.
+
+    Glossary:
+        place: Where in memory a value belongs: on the device, or on the host.
     """
 
     name: str

@@ -6,6 +6,9 @@
 {score: {min: 0.5}, length: {below: 8192}}      both hold; min and max include their limit
 {source: {not: [books, forum]}, url: {not: null}}
 ```
+
+Glossary:
+    condition: What `where` asks of columns: only items for which it holds are drawn.
 """
 
 from __future__ import annotations

@@ -27,6 +27,10 @@ class LaneDraws(ABC):
 
     A planner calls `next`, and then `took` for the item that it got; `state` between two draws.
     What `next` gives is decided by the state alone, so a lane that is restored draws the same.
+
+    Glossary:
+        draw: One pick of an item by a lane. Within an epoch every item is drawn once, over all
+            lanes, unless a condition or a ratio says otherwise.
     """
 
     @abstractmethod

@@ -1,4 +1,10 @@
-"""How full batches are, from sizes alone: what a collator says of batches that nobody has made."""
+"""How full batches are, from sizes alone: what a collator says of batches that nobody has made.
+
+Glossary:
+    padding, filler: Padding is places without tokens, or a batch of the same shapes with counts of
+        0 that completes the last step. A filler is such a batch that a rank gets where it has one
+        batch fewer in a step than others.
+"""
 
 from __future__ import annotations
 

@@ -23,6 +23,10 @@ class Blocks:
             `shuffle: full` is no waste.
         whole: How many storage blocks they are parts or copies of that must be decoded whole; None
             = each is one of its own.
+
+    Glossary:
+        block: Consecutive items that a source reads and decodes together: a row group, some
+            megabytes of lines.
     """
 
     items: Sequence[int]

@@ -51,6 +51,10 @@ class Mark(NamedTuple):
     Attributes:
         row: Its number in the shard.
         at: What `StreamSource.open` needs; None for the first row.
+
+    Glossary:
+        shard, mark: A shard is a part of a stream, read from its start. A mark is a point within it
+            from which reading can begin as well.
     """
 
     row: int

@@ -53,6 +53,10 @@ class Lender:
     Attributes:
         token: The value of `Open.borrower` of its consumer.
         lent_bytes: What is lent now, headers included.
+
+    Glossary:
+        loan: The body of a batch that a process on the node's host reads in the node's memory,
+            instead of being sent it.
     """
 
     def __init__(self, sock: socket.socket, give_back: Callable[[WantedBatch], None]) -> None:

@@ -16,6 +16,9 @@ class Store(GroupOperations, LogOperations):
 
     All operations are here. A kind of store adds only what `Transacting` asks for, over its own
     `Tables`.
+
+    Glossary:
+        store: Where cursors, checkpoints, snapshots and verdicts live.
     """
 
 

@@ -87,7 +87,13 @@ class BeginAnswer:
 
 
 class Committed(NamedTuple):
-    """The answer to `commit`: the group's cursor after it, and this rank's row."""
+    """The answer to `commit`: the group's cursor after it, and this rank's row.
+
+    Glossary:
+        cursor: The first step that a group has not finished: the lowest step that one of its ranks
+            has still to finish.
+        commit: A rank tells the store that everything before a step is finished.
+    """
 
     cursor: int
     row: int
@@ -102,7 +108,11 @@ class Moved(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """A named, immutable step of a group."""
+    """A named, immutable step of a group.
+
+    Glossary:
+        checkpoint: A named step of a group that never changes.
+    """
 
     name: str
     step: int
@@ -121,6 +131,10 @@ class GroupRecord:
         committed_at: The store's time of the last commit, ISO 8601 UTC, for people; "" = never.
         committed_by: The generation of that commit; 0 = none.
         committed_owner: Who began that generation, for people; "" = it is no longer known.
+
+    Glossary:
+        group: A training run that reads a job, with all its ranks. Reading without a group is
+            **ephemeral**: nothing is stored.
     """
 
     job: str
@@ -141,7 +155,12 @@ class GroupRecord:
 
 
 class SnapshotRecord(NamedTuple):
-    """A snapshot of one lane: its line restarts at `offset` from `data`."""
+    """A snapshot of one lane: its line restarts at `offset` from `data`.
+
+    Glossary:
+        snapshot: The state of a lane's planner at an offset, from which it can start again. It only
+            saves time.
+    """
 
     log_id: bytes
     lane: int

@@ -48,6 +48,10 @@ class Log:
 
     Attributes:
         numbering: What is known of the log's order.
+
+    Glossary:
+        log: All batches of a job, in order; computed on demand, stored nowhere. What a process
+            writes about itself is its **output**, one **message** at a time.
     """
 
     def __init__(self, job: Job, bound_bytes: int, ahead: int = 0, ahead_bytes: int = 0) -> None:

@@ -39,6 +39,10 @@ class StreamDemand:
         gave_way: What was ready for it was freed, as others needed the memory.
         unknown: What it waits to know.
         ready: What is ready for it, and for no reader that needs it sooner; the farthest first.
+
+    Glossary:
+        horizon: The position up to which a reader accepts batches: the client's side of
+            backpressure.
     """
 
     def __init__(

@@ -72,6 +72,9 @@ class Worker:
     Attributes:
         link: What it hears from the server process, and says to it.
         lines: The lines that it holds.
+
+    Glossary:
+        worker: A process of a node that plans and makes.
     """
 
     def __init__(

@@ -88,6 +88,11 @@ class PlannedLog:
     Raises:
         InvalidJob: It cannot be planned so, or the index is of other data; says what to change.
         SourceUnavailable: The index cannot be read.
+
+    Glossary:
+        index, plan: An index holds the size of every sample of a job's sources. A planned job packs
+            its windows from one, and finds every batch by arithmetic; its plan is what that comes
+            to.
     """
 
     def __init__(

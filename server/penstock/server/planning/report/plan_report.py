@@ -152,6 +152,9 @@ class PlanReport:
         other_lanes: The same job with other numbers of lanes.
         processing: How often samples are processed, where batches hold pieces of them; None = once.
         notes: Sentences about what these figures are not.
+
+    Glossary:
+        forecast: What `penstockd plan` says a job will give, found from sizes alone.
     """
 
     job: str

@@ -2,6 +2,9 @@
 
 Both kinds of jobs give their batches so: planned ones window by window, as arrays that their index
 makes; others as their planners plan them. Nothing here knows which.
+
+Glossary:
+    packing efficiency: Tokens divided by tokens and padding.
 """
 
 from __future__ import annotations

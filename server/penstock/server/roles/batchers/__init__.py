@@ -3,6 +3,10 @@
 `SimpleBatcher` counts samples, `PoolPackingBatcher` makes padded batches of like lengths, and the
 others fill rows of tokens: `docs/batchers.md` says which suits what. Your own is a subclass of
 `SampleBatcher` with one method, `add`.
+
+Glossary:
+    pool, window, open row: What a batcher holds until it fits: a pool of samples from which each
+        row is chosen, a window of samples that are packed at once, or rows that still have room.
 """
 
 from penstock.server.roles.base import SampleBatcher

@@ -57,6 +57,10 @@ class PackedLayout(ABC):
         pad_to: The width of rows; None = it differs.
         max_documents: Fixes the length of arrays of seams; None = it differs.
         ids_dtype: Of ids, labels and positions.
+
+    Glossary:
+        layout: The keys and forms under which packed rows reach a trainer: `flash`, `megatron`,
+            `thd`, `indexed`, `neat`, `seams`.
     """
 
     shifts: ClassVar[bool] = False

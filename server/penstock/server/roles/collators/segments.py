@@ -25,7 +25,12 @@ Lengths = npt.NDArray[np.int64]
 
 
 class Document(NamedTuple):
-    """What a sample gives to a packed row: one entry per token each."""
+    """What a sample gives to a packed row: one entry per token each.
+
+    Glossary:
+        document: A sample in a packed row. Its `position_ids` begin at 0, and attention does not
+            cross its **seams**, where it begins and ends.
+    """
 
     ids: Array
     """The tokens."""

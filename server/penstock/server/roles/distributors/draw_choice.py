@@ -1,4 +1,9 @@
-"""Which items of a job's sources are drawn at all, and how often: what was asked for."""
+"""Which items of a job's sources are drawn at all, and how often: what was asked for.
+
+Glossary:
+    ratio: How often an epoch draws each item of a source (`sample_ratio`); in a joint job the share
+        of the batches that a set makes.
+"""
 
 from __future__ import annotations
 

@@ -36,6 +36,10 @@ class MixturePart:
         weight: Its weight, above 0; None = it was not given.
         max_epochs: How often its items are drawn at most; None = it was not given.
         distributor: Draws its items.
+
+    Glossary:
+        mixture, part: A mixture is a distributor that draws from several parts, each by its share;
+            a part has a weight and a distributor of its own, which may be a mixture, too.
     """
 
     name: str

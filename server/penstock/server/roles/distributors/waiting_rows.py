@@ -5,6 +5,10 @@ key is `n + d(n)`, and rows are drawn in the order of their keys. So the order i
 n, and no row is drawn more than `buffer_size` rows of the lane after it was read. What waits at a
 draw is known from the last key that was drawn and the first row that waits: these, and the mark
 before that row, are the whole state.
+
+Glossary:
+    buffer: The rows of a stream that a lane has read and not drawn yet, so that it draws them in
+        another order.
 """
 
 from __future__ import annotations
@@ -36,6 +40,10 @@ class ShardPiece(NamedTuple):
         shard: The shard's number.
         first: Its first row in this piece.
         apart: How many rows of the shard lie between two of the piece, the first one counted.
+
+    Glossary:
+        piece: A shard, or every so many rows of one, which a lane reads at a time; or a part of a
+            sample that is longer than a row.
     """
 
     epoch: int

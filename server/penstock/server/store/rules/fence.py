@@ -1,4 +1,9 @@
-"""Who may write to a group: only its latest attempt."""
+"""Who may write to a group: only its latest attempt.
+
+Glossary:
+    generation: The number that the store gives to an attempt of a group. Older generations are
+        fenced: they can no longer commit.
+"""
 
 from __future__ import annotations
 
