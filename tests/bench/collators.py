@@ -215,7 +215,7 @@ def _once(way: Way) -> dict[str, float]:
 
 def _sent(values: Mapping[str, Any]) -> tuple[feed_pb2.BatchHeader, npt.NDArray[np.uint8]]:
     """Return the header of a batch, and what travels for its body."""
-    layout = frame.Layout(values)
+    layout = frame.BodyLayout(values)
     sent = np.zeros(layout.sent_bytes, np.uint8)
     crc = frame.write_body(layout, memoryview(sent))
     header = feed_pb2.BatchHeader.FromString(

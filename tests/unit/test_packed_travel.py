@@ -46,7 +46,7 @@ def context() -> CollateContext:
 
 def written(values: dict[str, Any], counts: dict[str, int]) -> tuple[feed_pb2.BatchHeader, bytes]:
     """What a node sends: the header of a batch, and the bytes that travel for its body."""
-    layout = frame.Layout(values)
+    layout = frame.BodyLayout(values)
     sent = bytearray(layout.sent_bytes)
     crc = frame.write_body(layout, memoryview(sent))
     encoded = frame.write_header(layout, bytes(32), 2, 5, crc, counts, [])
@@ -284,7 +284,7 @@ def test_what_would_be_too_large_is_refused_before_memory_is_taken() -> None:
         [[]], context()
     )
     del values["row_tokens"], values["input_ids"]
-    layout = frame.Layout(values)
+    layout = frame.BodyLayout(values)
     crc = frame.write_body(layout, memoryview(bytearray(layout.sent_bytes)))
     header = feed_pb2.BatchHeader.FromString(
         frame.write_header(layout, bytes(32), 0, 0, crc, {}, [])

@@ -501,7 +501,7 @@ def small_batches(sizes: list[int]) -> list[tuple[bytes, int, int, bytes]]:
     """(header, lane, offset, body) of batches with bodies of these sizes."""
     found = []
     for number, size in enumerate(sizes):
-        laid = frame.Layout({"x": np.arange(size, dtype=np.uint8), "n": number})
+        laid = frame.BodyLayout({"x": np.arange(size, dtype=np.uint8), "n": number})
         body = bytearray(laid.nbytes)
         crc = write_body(laid, memoryview(body))
         header = write_header(laid, b"\1" * 32, number % 3, number, crc, {}, [])
