@@ -90,12 +90,14 @@ _FILES = {
 """Whoever only writes batches loads nothing that reads them."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _FILES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker shall miss what is not there
+
+    def __getattr__(name: str) -> Any:
+        if name not in _FILES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 __all__ = [

@@ -128,7 +128,7 @@ class Maker:
     ) -> MadeBatch:
         values = self.job.labelled(values, plan.role_set)
         self.items.progress("encode", None)
-        layout = frame.Layout(values, host=self._host[plan.role_set])
+        layout = frame.BodyLayout(values, host=self._host[plan.role_set])
         return MadeBatch(self.job.log_id, plan, layout, *told, padding, emptied, epoch, decided)
 
 

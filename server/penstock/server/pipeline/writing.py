@@ -26,7 +26,7 @@ class MadeBatch:
         self,
         log_id: bytes,
         plan: BatchPlan,
-        layout: frame.Layout,
+        layout: frame.BodyLayout,
         counts: Mapping[str, int],
         accounting: Mapping[str, int],
         exits: Mapping[str, int],

@@ -99,12 +99,14 @@ _BUILTINS = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _BUILTINS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_BUILTINS[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker shall miss what is not there
+
+    def __getattr__(name: str) -> Any:
+        if name not in _BUILTINS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{__name__}.{_BUILTINS[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 __all__ = [

@@ -57,11 +57,13 @@ if TYPE_CHECKING:
 _TYPES = {of: name for name, (_, of) in PLACES.items()}
 
 
-def __getattr__(name: str) -> type[Source]:
-    """Return the source of that name, which is imported now: all of them together take 50 ms."""
-    if name not in _TYPES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return BUILTIN_SOURCES[_TYPES[name]]
+if not TYPE_CHECKING:  # a type checker shall miss what is not there
+
+    def __getattr__(name: str) -> type[Source]:
+        """Return the source of that name, imported now: all of them together take 50 ms."""
+        if name not in _TYPES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return BUILTIN_SOURCES[_TYPES[name]]
 
 
 __all__ = [
