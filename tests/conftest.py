@@ -14,8 +14,8 @@ from typing import Any
 
 import hypothesis
 import pytest
-
 from forge import Forge
+
 from harness import ENVIRONMENT
 from penstock.server.files.catalog import VARIABLE
 

@@ -26,11 +26,11 @@ from penstock.server.pipeline.joint_planner import JointPlanner
 from penstock.server.pipeline.known_verdicts import Quarantined
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.sample_planner import SamplePlanner
-from penstock.server.transports.local import LocalLoader
 from penstock.wire import frame
 from penstock.wire.digest import batch_digest
 from penstock.wire.order import Cut
 from penstock.wire.v1 import feed_pb2
+from truth import Truth
 
 
 class Purity:
@@ -42,7 +42,7 @@ class Purity:
     """
 
     def __init__(self, job: Job, cut: Cut | None = None) -> None:
-        self._job, self._loader = job, LocalLoader(job)
+        self._job, self._loader = job, Truth(job)
         self._cut = cut
         self._truth: dict[int, tuple[feed_pb2.BatchHeader, str, bytes]] = {}
         self._lock = threading.Lock()  # one thread at a time may compute with a job's roles

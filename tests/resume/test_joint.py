@@ -28,11 +28,11 @@ from penstock.server.roles import (
 )
 from penstock.server.sources import ItemsSource
 from penstock.server.testing import check_job
-from penstock.server.transports.local import LocalLoader
 from penstock.wire import frame
 from penstock.wire.errors import BadSnapshot, InvalidJob
 from resume.joint import counted, endless, packed_set, padded_set
 from resume.plans import SizedProcessor, raw_items
+from truth import Truth
 
 LANES = ["packed", "padded", "packed", "padded", "packed"]
 """How `endless` deals its lanes: three and two, as evenly as it can be."""
@@ -109,7 +109,7 @@ def test_a_finite_job_ends_where_each_of_its_sets_does() -> None:
         job.lane_roles(lane)[0].roles.name == "found" for lane in range(job.lanes)
     ]
     ensure_counted(job)
-    loader, seen = LocalLoader(job), Counter[tuple[str, int, int]]()
+    loader, seen = Truth(job), Counter[tuple[str, int, int]]()
     for position in range(job.order.batches or 0):
         header = frame.read_header(loader.batch(position).header)
         seen.update({(s.source, s.index, s.epoch) for s in header.samples})

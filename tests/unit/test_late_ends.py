@@ -15,11 +15,11 @@ from penstock.server.node.workers.count import ensure_counted
 from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.sources.item_list import ItemsSource
 from penstock.server.store import SqliteStore
-from penstock.server.transports.local import LocalLoader
 from penstock.wire import frame
 from penstock.wire.errors import LogDiverged
 from penstock.wire.order import Cut, Share, Tail, divisors
 from resume import plans
+from truth import Truth
 from unit.inline_workers import InlineNode
 
 CASES = 90
@@ -104,7 +104,7 @@ class Play:
         self.seed = seed
         counted = make_job(seed)
         ensure_counted(counted)
-        self.truth, batches = LocalLoader(counted), counted.order.batches
+        self.truth, batches = Truth(counted), counted.order.batches
         self.counted = counted
         step = self.rng.choice([1, 2, 3, 5, 6])
         self.world = self.rng.choice([*divisors(step), self.rng.randrange(1, step + 4)])

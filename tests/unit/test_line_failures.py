@@ -18,9 +18,9 @@ from penstock.server.roles import (
 from penstock.server.roles.base import SampleBatcher
 from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore
-from penstock.server.transports.local import LocalLoader
 from penstock.wire.errors import PenstockError
 from penstock.wire.order import Share
+from truth import Truth
 from unit.inline_workers import InlineNode
 
 FAILURES: list[int] = []
@@ -74,7 +74,7 @@ def make_job() -> Job:
 async def test_nothing_is_made_of_a_half_changed_state(tmp_path: Path) -> None:
     """Every batch that is delivered behind the failure equals that of a line that never failed."""
     job = make_job()
-    truth = LocalLoader(job)
+    truth = Truth(job)
     expected = {position: bytes(truth.batch(position).body) for position in range(12)}
     store = SqliteStore(tmp_path / "store.db")
     await store.open()

@@ -14,20 +14,20 @@ from penstock.server.node.demand.stream_demand import StreamDemand
 from penstock.server.node.protocol.messages import Make, PlanAhead, Produce
 from penstock.server.pipeline.line import Computed
 from penstock.server.store import SqliteStore
-from penstock.server.transports.local import LocalLoader
 from penstock.wire import frame
 from penstock.wire.order import Share
 from resume.plans import make_job
+from truth import Truth
 from unit.inline_workers import InlineNode
 
-TRUTH: dict[tuple[str, str, int], tuple[LocalLoader, dict[tuple[int, bool], Computed]]] = {}
+TRUTH: dict[tuple[str, str, int], tuple[Truth, dict[tuple[int, bool], Computed]]] = {}
 
 
 def truth(plan: tuple[str, str, int], position: int, *, filler: bool = False) -> Computed:
     """Return a batch as `local:` computes it; remembered, as every seed asks for the same."""
     if plan not in TRUTH:
         batcher, processor, lanes = plan
-        TRUTH[plan] = (LocalLoader(make_job(batcher, "full", processor, lanes)), {})
+        TRUTH[plan] = (Truth(make_job(batcher, "full", processor, lanes)), {})
     loader, known = TRUTH[plan]
     if (position, filler) not in known:
         known[position, filler] = loader.batch(position, filler=filler)

@@ -20,8 +20,11 @@ import pytest
 
 from harness import ENVIRONMENT
 from invariants import eventually
+from penstock.server.node.node import Node
 from penstock.server.process.environment import FIXED
-from penstock.server.processes.start import Process, preload, program_environment, start
+from penstock.server.processes.start import Process, program_environment, start
+from penstock.server.store.in_memory import MemoryStore
+from penstock.wire.errors import Internal
 
 TASK = "unit.zygote_task"
 DEADLINE_S = 60.0
@@ -130,32 +133,6 @@ def test_another_environment_is_another_zygote(monkeypatch: pytest.MonkeyPatch) 
             assert state(before[0]) is None
 
 
-@pytest.mark.parametrize(
-    ("package", "is_imported"),
-    [
-        ("pyarrow", True),
-        ("numpy.random", True),
-        ("unit.threading_package", False),
-        ("not_installed", False),
-    ],
-)
-def test_what_jobs_will_need_is_imported_once_unless_it_starts_a_thread(
-    package: str, is_imported: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A package that starts one is imported by each process for itself."""
-    monkeypatch.setenv("SOMEBODY_SAID", package)
-    monkeypatch.setattr("penstock.server.processes.start._packages", [])
-    monkeypatch.setattr("penstock.server.processes.start._modules", [])
-    preload([TASK], [package])
-
-    with told_by() as (_, told), told_by() as (_, other):
-        [zygote] = zygotes()
-        assert len(os.listdir(f"/proc/{zygote}/task")) == told["threads"] == 1
-        assert (package in told["modules"]) == is_imported
-        assert TASK in told["modules"]
-        assert told["numbers"] != other["numbers"] or package != "numpy.random"
-
-
 def test_the_folder_is_the_one_of_the_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,3 +239,23 @@ def test_signals_of_a_terminal_end_none_of_them() -> None:
 
         with told_by():
             assert started.process.poll() is None
+
+
+async def test_a_node_that_can_start_no_worker_says_why(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What the system says; or, where an installation is broken, the zygote on standard error."""
+    monkeypatch.setattr("penstock.server.processes.start._modules", ["penstock.server.not_there"])
+    monkeypatch.setenv("SOMEBODY_SAID", "this")
+    node = Node({}, MemoryStore(), workers=1, bound_bytes=0)
+
+    with pytest.raises(Internal, match="the process that forks others has ended"):
+        await node.start()
+
+    await node.close()
+    assert "No module named 'penstock.server.not_there'" in capfd.readouterr().err
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    node = Node({}, MemoryStore(), workers=1, bound_bytes=0)
+    with pytest.raises(Internal, match=r"cannot be started: .* '/nonexistent/python'"):
+        await node.start()
+    await node.close()

@@ -42,9 +42,9 @@ class Loader:
 
     Args:
         target: Where the node is: `host:port`, `dns:///name:port`, `unix:/path`; `local:FILE`
-            computes in a process beside this one; `spawn:FILE?workers=4` starts a node on this
-            machine, with the settings `workers`, `store` and `metrics` if given, and ends it with
-            its last reader; or an open `Transport`.
+            starts a node of this Loader's own, with one worker; `spawn:FILE?workers=4` starts a
+            node on this machine, with the settings `workers`, `store` and `metrics` if given, and
+            ends it with its last reader; or an open `Transport`.
         job: The job's name in the job file.
         group: The name of the training run, the same on all its ranks: its cursor is kept in the
             node's store. `None` stores nothing and begins at step 0.
@@ -176,7 +176,7 @@ class Loader:
         if metrics is not None:
             self._counted = count_in(metrics, self._reader, job, group)
         if options.ranks.is_given:
-            _ = self._opener.world_rank  # a mistake in them is best told here
+            _ = self._opener.world_rank  # a mistake in them is best reported here
 
     # --- reading ---
 
@@ -322,7 +322,7 @@ class Loader:
             NoGroup: The Loader is ephemeral.
             UnknownGroup: Nothing of the group was read or committed yet.
             PastEnd, PositionFar: No reader could be taken to `step`.
-            CheckpointExists: The name stands at another step.
+            CheckpointExists: The name belongs to another step.
         """
         group = self._need_group("checkpoint")
         if not isinstance(name, str):

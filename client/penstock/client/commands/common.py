@@ -13,7 +13,7 @@ from typing import Any
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
 from penstock.client.calls.node_address import TOKEN, Address, address_of
-from penstock.common.terminal import columns_of, folded, plain, plain_lines
+from penstock.common.terminal import columns_of, folded, plain_lines
 from penstock.wire.order import MAX_POSITION
 
 TIMEOUT_S = 10.0
@@ -119,7 +119,7 @@ class Actions:
 
     def _run(self, args: argparse.Namespace) -> int:
         args.action = args.action or "list"
-        with connected(address_in(args), args.job, args.timeout) as control:
+        with connected(address_in(args), args.job, args.timeout, grouped=True) as control:
             return self._runs[args.action](control, args)
 
 
@@ -157,9 +157,11 @@ def _at_least(minimum: int, text: str) -> int:
 
 
 @contextmanager
-def connected(address: Address, job: str, timeout_s: float) -> Iterator[Control]:
+def connected(
+    address: Address, job: str, timeout_s: float, *, grouped: bool = False
+) -> Iterator[Control]:
     """Give the short calls about `job` at a node, and close the connection after."""
-    transport = open_transport(address)
+    transport = open_transport(address, job, grouped=grouped)
     try:
         yield Control(transport, job, address.text, timeout_s)
     finally:
@@ -178,20 +180,6 @@ def say(text: str, *, error: bool = False) -> None:
     """
     stream = sys.stderr if error else sys.stdout
     print(folded(plain_lines(text), columns_of(stream)), file=stream, flush=True)
-
-
-def table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:
-    """Return rows as aligned columns; those in `right` are flush right."""
-    rows = [[plain(cell) for cell in row] for row in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if index in right else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
 
 
 def counted(number: int, noun: str) -> str:

@@ -8,8 +8,9 @@ import re
 from typing import Any
 
 from penstock.client.calls.control import Control
-from penstock.client.commands.common import Actions, print_json, say, table
+from penstock.client.commands.common import Actions, print_json, say
 from penstock.common.terminal import plain
+from penstock.common.text_table import Table
 from penstock.wire.item_numbers import number_text, parse_number
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.v1 import cursors_pb2
@@ -63,8 +64,8 @@ def _list(control: Control, args: argparse.Namespace) -> int:
     if not verdicts:
         say(f"no item of job {args.job!r} was ever left out")
         return 0
-    rows = [["NUMBER", "ITEM", "EPOCHS", "STAGE", "LANE", "FROM OFFSET", "RELEASED", "REASON"]]
-    rows += [
+    heads = ("NUMBER", "ITEM", "EPOCHS", "STAGE", "LANE", "FROM OFFSET", "RELEASED", "REASON")
+    rows = [
         [
             str(verdict.number),
             f"{plain(verdict.source)}[{number_text(verdict.index)}]",
@@ -77,7 +78,7 @@ def _list(control: Control, args: argparse.Namespace) -> int:
         ]
         for verdict in verdicts
     ]
-    say(table(rows, frozenset((0, 4))))
+    say("\n".join(Table(rows, heads, frozenset((0, 4))).lines()))
     return 0
 
 

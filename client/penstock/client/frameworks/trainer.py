@@ -108,7 +108,7 @@ class LoaderTrainer(LoaderMixin, transformers.Trainer):  # type: ignore[misc]
     """The Trainer of transformers, trained on a Loader: see `LoaderMixin`."""
 
 
-class LoaderCallback(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]
+class LoaderStateCallback(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]
     """Saves and loads a Loader's state, with the Trainer's own state.
 
     Attributes:
@@ -153,11 +153,11 @@ class LoaderCallback(transformers.TrainerCallback, ExportableState):  # type: ig
             self.loader.commit()
 
 
-def make_callback(loader: Loader) -> LoaderCallback:
+def make_callback(loader: Loader) -> LoaderStateCallback:
     """Return a callback of a class of its own, which a Trainer can make anew."""
-    kind = type(STATE_NAME, (LoaderCallback,), {"loader": loader})
-    made: LoaderCallback = kind()
+    kind = type(STATE_NAME, (LoaderStateCallback,), {"loader": loader})
+    made: LoaderStateCallback = kind()
     return made
 
 
-__all__ = ["LoaderCallback", "LoaderMixin", "LoaderTrainer", "make_callback"]
+__all__ = ["LoaderMixin", "LoaderStateCallback", "LoaderTrainer", "make_callback"]

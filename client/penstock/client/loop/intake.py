@@ -67,7 +67,7 @@ class Intake:
         """
         options = self._options
         feed = Feed(
-            [FeedNode(self._resources.connect(options.address), session.target)],
+            [FeedNode(self._resources.connect(options), session.target)],
             session,
             WantedPositions(
                 position,

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from penstock.client.calls.background_thread import Patience, in_background
 from penstock.client.calls.grpc_transport import open_transport
-from penstock.client.calls.node_address import Address
 from penstock.client.reading.feed import Feed
 from penstock.client.run.guard import ProcessGuard
+from penstock.client.run.options import Options
 from penstock.wire.transports import Transport
 
 
@@ -28,7 +28,7 @@ class Resources:
         self.feeds: set[Feed] = set()
         self._lock = threading.Lock()  # taken in the background only
 
-    def connect(self, address: Address) -> Transport:
+    def connect(self, options: Options) -> Transport:
         """Return the connection; open it first if necessary.
 
         Raises:
@@ -38,7 +38,9 @@ class Resources:
         def open_once(_: Patience) -> Transport:
             with self._lock:
                 if self.transport is None:
-                    self.transport = open_transport(address)
+                    self.transport = open_transport(
+                        options.address, options.job, grouped=options.group is not None
+                    )
                 return self.transport
 
         if self.transport is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -70,13 +71,16 @@ def serve(
         from penstock.server.access.tls import choose_ciphers
 
         choose_ciphers(config.server.tls)
-    preload((WORKER, COUNT), config.imports)
+    with contextlib.suppress(OSError):  # the node tries again, and says what the system said
+        preload(WORKER, COUNT)
     from penstock.server.logs.handlers import configure
 
     configure(config.server.log_format, config.server.log_level)
     from penstock.server.app import run
+    from penstock.server.process.users import Lockers
 
-    return run(config, exit_when_unused=exit_when_unused)
+    users = None if exit_when_unused is None else Lockers(exit_when_unused)
+    return run(config, users=users)
 
 
 __all__ = ["serve"]

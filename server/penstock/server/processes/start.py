@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from penstock.server.files.catalog import cache_variable
 from penstock.server.logs.captured import for_children, stderr_of_children
 from penstock.server.process.allocator import preloaded
-from penstock.server.process.environment import ARROW_MEMORY, worker_environment
+from penstock.server.process.environment import worker_environment
 from penstock.server.processes.page import PAGE_BYTES, Page
 from penstock.server.processes.shared_memory import sealed_memory
 
@@ -42,7 +42,7 @@ logger = logging.getLogger("penstock")
 ANSWER_S = 60.0
 """How long a zygote may take to fork, its imports included: one that was stopped never does."""
 
-END_S = 0.2
+END_S = 2.0
 """How long a zygote whose socket has closed may take to end by itself."""
 
 MOST_PAUSE_S = 0.05
@@ -50,8 +50,6 @@ MOST_PAUSE_S = 0.05
 
 WORKER, COUNT = "penstock.server.node.workers.worker_main", "penstock.server.node.workers.count"
 """The tasks of a node."""
-
-_ARROW = "JE_ARROW_MALLOC_CONF"
 
 COMMON = ("penstock.server.jobs.definition",)
 """What every task with a job needs."""
@@ -73,7 +71,8 @@ class StartedChild:
     """
 
     def __init__(self, pid: int) -> None:
-        self.pid, self.returncode = pid, None if pid else 0
+        self.pid = pid
+        self.returncode: int | None = None
         self._waiting = threading.Lock()
 
     def poll(self) -> int | None:
@@ -135,6 +134,7 @@ def start(
     files_fd: int = -1,
     definition: bytes = b"",
     output: int = 1,
+    errors: int | None = None,
 ) -> Process:
     """Start a process that runs a module's `main`.
 
@@ -144,6 +144,7 @@ def start(
         files_fd: What is known of the job's files (`pack_catalogs`); -1 = nothing.
         definition: The definition of a job.
         output: A descriptor for what code of users prints.
+        errors: One for its standard error; None = as that of all children.
 
     Raises:
         OSError: The system has no memory, process or file descriptor left for it.
@@ -154,7 +155,8 @@ def start(
             on_error.callback(ours.close)
             page_fd = _closed(stack, sealed_memory("penstock-page", PAGE_BYTES))
             folder = _closed(stack, os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-            errors = stderr_of_children()
+            if errors is None:
+                errors = stderr_of_children()
             fds = [output, 2 if errors is None else errors, folder, theirs.fileno(), page_fd]
             if definition:
                 fds.append(_closed(stack, os.memfd_create("penstock-job", os.MFD_CLOEXEC)))
@@ -181,30 +183,23 @@ def _closed(stack: contextlib.ExitStack, fd: int) -> int:
     return fd
 
 
-def preload(modules: Sequence[str], packages: Sequence[str] = ()) -> None:
+def preload(*modules: str) -> None:
     """Start the zygote, which imports what tasks need while this process does something else.
 
     Args:
         modules: Those of the tasks.
-        packages: What their jobs will need, of others too. Where importing one starts a thread,
-            the zygote does without all of them.
 
     Raises:
         OSError: The system has no memory or process left for it.
     """
     with _asking:
-        _modules[:], _packages[:] = modules, packages
+        _modules[:] = modules
         _current()
 
 
 def program_environment() -> dict[str, str]:
     """Return the environment that a process is started in now."""
-    found = worker_environment({**os.environ, **cache_variable(), **for_children()})
-    if found.get(_ARROW) == ARROW_MEMORY[_ARROW]:
-        # Else Arrow starts a thread as it is imported, and the zygote could not do that for all.
-        # Workers give back what it has freed: see `worker_main`.
-        found[_ARROW] += ",background_thread:false"
-    return preloaded(found)
+    return preloaded(worker_environment({**os.environ, **cache_variable(), **for_children()}))
 
 
 # --- the zygote, as this process sees it ----------------------------------------------------------
@@ -213,9 +208,7 @@ def program_environment() -> dict[str, str]:
 class _Zygote:
     """The process that forks, for the process that has started it."""
 
-    def __init__(
-        self, modules: Sequence[str], packages: Sequence[str], environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         self.environment, self.owner = environment, os.getpid()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(ANSWER_S)
@@ -223,7 +216,7 @@ class _Zygote:
         try:
             with theirs, _without_signals():
                 self._process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), PADDING, *modules, "--", *packages],
+                    [*command, str(theirs.fileno()), PADDING, *modules],
                     env=environment,
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
@@ -245,9 +238,16 @@ class _Zygote:
             OSError: There is none, for the reason that the system gives.
         """
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
-        with _taking_orphans():
-            self._socket.sendmsg([request], [rights])
-            answer = self._socket.recv(64)
+        try:
+            with _taking_orphans():
+                self._socket.sendmsg([request], [rights])
+                answer = self._socket.recv(64)
+        except ConnectionError:
+            answer = b""
+        except BaseException:
+            # An answer may still come, which nobody would take for that of the next request.
+            self.close()
+            raise
         if not answer:
             raise ConnectionResetError("the process that forks others has ended")
         if (pid := int(answer)) < 0:
@@ -271,8 +271,7 @@ class _Zygote:
 
 _asking = threading.Lock()
 _modules: list[str] = []
-_packages: list[str] = []
-"""What a zygote imports: of tasks, and of their jobs."""
+"""What a zygote imports: those of tasks."""
 
 _zygotes: list[_Zygote] = []
 """The one of this process, if it was needed."""
@@ -288,10 +287,6 @@ def _fork(module: str, request: bytes, fds: Sequence[int]) -> StartedChild:
         return _current(module).fork(request, fds)
     except ConnectionError:
         _zygotes[0].await_end()  # its socket closes a moment before
-    except BaseException:
-        # An answer may still come, which nobody would take for that of the next request.
-        _end()
-        raise
     return _current(module).fork(request, fds)
 
 
@@ -309,11 +304,12 @@ def _current(module: str = "") -> _Zygote:
                 status,
             )
         _end()
-    else:
-        atexit.register(_end)
     if module and module not in _modules:
         _modules.append(module)
-    _zygotes.append(_Zygote([*COMMON, *_modules], _packages, environment))
+    _zygotes.append(_Zygote([*COMMON, *_modules], environment))
+    # It stands there once; after what hears the standard error of children, so that it runs before.
+    atexit.unregister(_end)
+    atexit.register(_end)
     return _zygotes[0]
 
 

@@ -7,8 +7,8 @@ and made by copying them into the batch: no item becomes a Python object of its 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,18 @@ class SequenceColumns(ABC):
         """
 
 
+def tells_lengths(source: object, column: str | None) -> TypeGuard[SequenceColumns]:
+    """Tell whether a source has such a column, whose lengths may be the sizes of samples."""
+    if column is None or not isinstance(source, SequenceColumns):
+        return False
+    return source.sequence_dtype(column) is not None
+
+
+def why_no_length(column: str | None) -> str:
+    """Return why an item has no size, where `lengths` gives -1 for it."""
+    return f"its {column!r} is missing, or one of the numbers in it"
+
+
 class ColumnRows(ABC):
     """The rows of a batch, whose samples are still in their columns.
 
@@ -76,6 +88,21 @@ class ColumnRows(ABC):
     @abstractmethod
     def write(self, column: str, row: int, out: npt.NDArray[Any]) -> None:
         """Write the samples of a row one after another into `out`, which has just that size."""
+
+    def write_apart(self, column: str, row: int, outs: Iterator[npt.NDArray[Any]]) -> None:
+        """Write each sample of a row that has any numbers to a place of its own, the next one."""
+        whole = np.empty(int(self.lengths[row].sum()), self.dtypes[column])
+        self.write(column, row, whole)
+        spread(whole, outs)
+
+
+def spread(values: npt.NDArray[Any], outs: Iterator[npt.NDArray[Any]]) -> None:
+    """Write values to the next places, each as much as it holds; none of these is empty."""
+    end = 0
+    while end < len(values):
+        out = next(outs)
+        begin, end = end, end + len(out)
+        out[:] = values[begin:end]
 
 
 class ColumnCollator(ABC):
@@ -99,4 +126,12 @@ class ColumnCollator(ABC):
         """
 
 
-__all__ = ["ColumnCollator", "ColumnRows", "Indices", "SequenceColumns"]
+__all__ = [
+    "ColumnCollator",
+    "ColumnRows",
+    "Indices",
+    "SequenceColumns",
+    "spread",
+    "tells_lengths",
+    "why_no_length",
+]

@@ -22,7 +22,12 @@ from penstock.server.sources.file_blocks import RowFiles
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
-from penstock.server.sources.requirements import check_columns, refuse_more_columns, require
+from penstock.server.sources.requirements import (
+    check_columns,
+    invalid_files,
+    refuse_more_columns,
+    require,
+)
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
 
@@ -37,11 +42,10 @@ def _asks_for_too_much(error: MemoryError) -> bool:
 
 
 def _not_arrow(file: DataFile, error: Exception) -> InvalidJob:
-    return InvalidJob(
+    return invalid_files(
         f"{file.path} is not an Arrow IPC file or stream, or is damaged "
         f"({error_line(error, 300)}): write it with pyarrow.ipc.new_file or new_stream; Feather "
-        "files of version 1 are not",
-        key="source.files",
+        "files of version 1 are not"
     )
 
 
@@ -193,11 +197,11 @@ class ArrowFiles(RowFiles, BlockedFiles, BlockColumns):
         """Return the columns of a block that are read, as a table."""
         prefix = self._prefixes.get(block.file.path)
         if prefix is None:
-            prefix = self._prefix(block.file, block.layout.more)
+            prefix = self._prefix(block.file, block.more)
             self._prefixes[block.file.path] = prefix
             while len(self._prefixes) > _OPEN_FILES:
                 self._prefixes.popitem(last=False)
-        names = list(block.layout.more["columns"])
+        names = list(block.more["columns"])
         options = self._ipc.IpcReadOptions(
             included_fields=sorted(names.index(name) for name in self.names), use_threads=False
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 Value = TypeVar("Value")
 
@@ -96,6 +96,20 @@ class BlockRows(Protocol):
         ...
 
 
+class EachRow(NamedTuple):
+    """Rows whose items are made one by one.
+
+    Attributes:
+        item: Makes the item of a row.
+    """
+
+    item: Callable[[int], Any]
+
+    def items(self, rows: Sequence[int]) -> list[Any]:
+        """Return the items at `rows`."""
+        return [self.item(row) for row in rows]
+
+
 def gathered(
     indices: Sequence[int], starts: Sequence[int], rows_of: Callable[[int, int], BlockRows]
 ) -> list[Any]:
@@ -119,4 +133,12 @@ def gathered(
     return items
 
 
-__all__ = ["CACHE_BYTES", "FREE_BYTES", "BlockCache", "BlockRows", "gathered", "most_cached"]
+__all__ = [
+    "CACHE_BYTES",
+    "FREE_BYTES",
+    "BlockCache",
+    "BlockRows",
+    "EachRow",
+    "gathered",
+    "most_cached",
+]

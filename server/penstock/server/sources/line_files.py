@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from codecs import BOM_UTF8
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -14,11 +12,11 @@ from numpy.typing import NDArray
 from penstock.server.roles.parameters import OneOf, declared
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex, cut
-from penstock.server.sources.cache import BlockRows
+from penstock.server.sources.cache import BlockRows, EachRow
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
-from penstock.server.sources.requirements import check_columns
+from penstock.server.sources.json_values import JsonFiles
 from penstock.wire.errors import InvalidJob
 
 _BLANK = frozenset(b" \t\r\v\f")
@@ -92,18 +90,12 @@ def without_mark(block: FileBlock, data: bytes) -> bytes:
     return data[len(BOM_UTF8) :] if block.start == 0 and data.startswith(BOM_UTF8) else data
 
 
-@declared
-class JsonlSource(LineFiles):
+class JsonlSource(LineFiles, JsonFiles):
     """The lines of JSON Lines files, each a JSON value; blank lines are skipped.
 
     Files follow one another by their logical names. Only lines that are wanted are parsed, and a
     line that is not JSON is a bad item of its own, named with its number. Values are what Python's
     `json` makes of them; a list of numbers is a list.
-
-    Args:
-        files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
-        columns: Which keys of the values to keep, in this order; one that a value lacks is None.
-            None = all.
 
     Raises:
         InvalidJob: No file matches, a file is compressed, no lines.
@@ -114,19 +106,7 @@ class JsonlSource(LineFiles):
     type_name: ClassVar[str] = "jsonl"
     version: ClassVar[int | str | None] = 1
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson", ".json")
-
-    files: Files
-    columns: Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        self.names = (
-            None if self.columns is None else check_columns(self.columns, self.columns, "it")
-        )
-        self.open_files(self.files, "lines", self.block_bytes)
-
-    def columns_of_items(self) -> dict[str, str] | None:
-        """Return the columns that were asked for; None = whatever the values have."""
-        return None if self.names is None else dict.fromkeys(self.names, "")
+    values_are: ClassVar[str] = "lines"
 
     def index_of(self, file: DataFile) -> FileIndex:
         """Return blocks of whole lines.
@@ -153,7 +133,12 @@ class JsonlSource(LineFiles):
         data = without_mark(block, data)
         lines = lines_of(data)
         rows = np.flatnonzero(~blank_lines(data, lines))
-        return _JsonLines(block, data, lines, rows, self.names)
+
+        def item(row: int) -> Any:
+            line = int(rows[row])
+            return self.value(block, f"line {block.first + line}", lines.text(data, line, line))
+
+        return EachRow(item)
 
 
 def _is_array(head: bytes, size: int) -> bool:
@@ -165,60 +150,6 @@ def _is_array(head: bytes, size: int) -> bool:
     if len(head) < size and not rest:
         return False  # a long first line
     return not line.rstrip().endswith(b"]") or (len(head) == size and not rest.strip())
-
-
-class _JsonLines:
-    def __init__(
-        self,
-        block: FileBlock,
-        data: bytes,
-        lines: LineBounds,
-        rows: NDArray[np.int64],
-        columns: Sequence[str] | None,
-    ) -> None:
-        self._block, self._data, self._lines, self._rows = block, data, lines, rows
-        self._columns = columns
-
-    def items(self, rows: Sequence[int]) -> list[Any]:
-        """Return the values of some lines."""
-        return [self._item(int(self._rows[row])) for row in rows]
-
-    def _item(self, line: int) -> Any:
-        what = f"line {self._block.first + line}"
-        return json_value(
-            self._block, what, self._lines.text(self._data, line, line), self._columns
-        )
-
-
-def json_value(block: FileBlock, what: str, text: bytes, columns: Sequence[str] | None) -> Any:
-    """Return a value of JSON.
-
-    Args:
-        block: The block that it is in.
-        what: Which line or element of the file it is, for messages.
-        text: The JSON.
-        columns: The keys to keep; None = the value as it is.
-
-    Raises:
-        BadItem: It is not JSON, or has no keys.
-    """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise block.bad(
-            what,
-            f"is not JSON ({error})",
-            "correct it or take it out, or let on_item_error: quarantine skip it",
-        ) from None
-    if columns is None:
-        return value
-    if not isinstance(value, dict):
-        raise block.bad(
-            what,
-            f"is a value of type {type(value).__name__}, which has no keys",
-            "take it out, or leave columns out",
-        )
-    return {name: value.get(name) for name in columns}
 
 
 SAMPLE_BY = ("line", "paragraph", "document")
@@ -283,7 +214,22 @@ class TextSource(LineFiles):
     def rows_of(self, block: FileBlock, data: bytes) -> BlockRows:
         """Return the texts of a block; they are decoded when they are asked for."""
         data = without_mark(block, data)
-        return _LineTexts(block, data, *self._spans(data))
+        starts, stops = self._spans(data)
+
+        def item(row: int) -> dict[str, str]:
+            start, stop = int(starts[row]), int(stops[row])
+            try:
+                return {"text": data[start:stop].decode()}
+            except UnicodeDecodeError as error:
+                at = start + error.start
+                line = block.first + data.count(b"\n", 0, at)
+                raise block.bad(
+                    f"line {line}",
+                    f"is not UTF-8 ({error.reason} at byte {block.start + at})",
+                    "convert the file to UTF-8, or let on_item_error: quarantine skip it",
+                ) from None
+
+        return EachRow(item)
 
     def _spans(self, data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where the texts start and stop: int64 (texts,) each."""
@@ -298,40 +244,12 @@ class TextSource(LineFiles):
         return lines.starts[full & ~before], lines.stops[full & ~after]
 
 
-class _LineTexts:
-    def __init__(
-        self,
-        block: FileBlock,
-        data: bytes,
-        starts: NDArray[np.int64],
-        stops: NDArray[np.int64],
-    ) -> None:
-        self._block, self._data, self._starts, self._stops = block, data, starts, stops
-
-    def items(self, rows: Sequence[int]) -> list[Any]:
-        """Return some texts."""
-        return [{"text": self._text(row)} for row in rows]
-
-    def _text(self, row: int) -> str:
-        start, stop = int(self._starts[row]), int(self._stops[row])
-        try:
-            return self._data[start:stop].decode()
-        except UnicodeDecodeError as error:
-            line = self._block.first + self._data.count(b"\n", 0, start + error.start)
-            raise self._block.bad(
-                f"line {line}",
-                f"is not UTF-8 ({error.reason} at byte {self._block.start + start + error.start})",
-                "convert the file to UTF-8, or let on_item_error: quarantine skip it",
-            ) from None
-
-
 __all__ = [
     "SAMPLE_BY",
     "JsonlSource",
     "LineFiles",
     "TextSource",
     "blank_lines",
-    "json_value",
     "last_line_end",
     "lines_of",
     "without_mark",

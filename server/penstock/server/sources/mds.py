@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from penstock.server.roles.parameters import declared
 from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex
-from penstock.server.sources.cache import BlockRows
+from penstock.server.sources.cache import BlockRows, EachRow
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile, refusing
-from penstock.server.sources.requirements import check_columns, require
+from penstock.server.sources.requirements import check_columns, invalid_files, require
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
 from penstock.wire.plain import clean_text
@@ -110,9 +110,8 @@ class MdsSource(BlockedFiles):
         """Return the shards that the indexes name, in their order, each once."""
         indexes = [file for file in self.file_set.files if posixpath.basename(file.name) == _INDEX]
         if not indexes:
-            raise InvalidJob(
-                f"there is no {_INDEX} beside the shards: name the folder that MDSWriter wrote",
-                key="source.files",
+            raise invalid_files(
+                f"there is no {_INDEX} beside the shards: name the folder that MDSWriter wrote"
             )
         by_path = {file.path: file for file in self.file_set.files}
         found: dict[str, DataFile] = {}
@@ -121,22 +120,19 @@ class MdsSource(BlockedFiles):
                 packed = shard["zip_data"] or shard["raw_data"]
                 path = posixpath.join(posixpath.dirname(file.path), packed["basename"])
                 if path not in by_path:
-                    raise InvalidJob(
+                    raise invalid_files(
                         f"{file.path} names {packed['basename']}, which is not there: copy the "
-                        "folder again, whole",
-                        key="source.files",
+                        "folder again, whole"
                     )
                 if by_path[path].size != packed["bytes"]:
-                    raise InvalidJob(
+                    raise invalid_files(
                         f"{path} has {by_path[path].size} bytes and {_INDEX} says "
-                        f"{packed['bytes']}: copy the folder again, whole",
-                        key="source.files",
+                        f"{packed['bytes']}: copy the folder again, whole"
                     )
                 found[path], self._shards[path] = by_path[path], shard
         if not found:
-            raise InvalidJob(
-                f"{indexes[0].path} lists no shards: name the folder that MDSWriter wrote",
-                key="source.files",
+            raise invalid_files(
+                f"{indexes[0].path} lists no shards: name the folder that MDSWriter wrote"
             )
         return list(found.values())
 
@@ -179,14 +175,33 @@ class MdsSource(BlockedFiles):
     def rows_of(self, block: FileBlock, data: bytes) -> BlockRows:
         """Return the samples of a block; they are decoded when they are asked for."""
         shard = self._shards[block.file.path]
+        encodings = dict(zip(shard["column_names"], shard["column_encodings"], strict=True))
+        decoders = {name: self._decoders[encodings[name]] for name in self.names}
         if shard["zip_data"]:
-            raw = _uncompressed(data, shard)
-            offsets = np.frombuffer(raw, "<u4", block.items + 1, 4).astype(np.int64)
-            _check_offsets(offsets, len(raw))
-            return _BlockSamples(block, shard, self.names, self._decoders, raw, offsets)
-        head = 8 * (block.items + 1)
-        offsets = np.frombuffer(data, np.int64, block.items + 1)
-        return _BlockSamples(block, shard, self.names, self._decoders, data[head:], offsets)
+            data = _uncompressed(data, shard)
+            offsets = np.frombuffer(data, "<u4", block.items + 1, 4).astype(np.int64)
+            _check_offsets(offsets, len(data))
+        else:
+            offsets = np.frombuffer(data, np.int64, block.items + 1)
+            data = data[offsets.nbytes :]
+
+        def item(row: int) -> dict[str, Any]:
+            sample, name = data[int(offsets[row]) : int(offsets[row + 1])], ""
+            try:
+                places = _places(sample, shard["column_names"], shard["column_sizes"])
+                found = {}
+                for name, decode in decoders.items():
+                    begin, end = places[name]
+                    found[name] = decode(sample[begin:end])
+            except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+                raise block.bad(
+                    f"sample {block.first + row}{f', column {name!r},' * bool(name)}",
+                    f"cannot be decoded ({error_line(error, 300)})",
+                    "write it again, or let on_item_error: quarantine skip it",
+                ) from None
+            return found
+
+        return EachRow(item)
 
     def _offsets(
         self, file: DataFile, shard: dict[str, Any], first: int, items: int
@@ -221,10 +236,9 @@ class MdsSource(BlockedFiles):
                 raise ValueError("it has no list of shards")
             shards = [_checked_shard(number, shard) for number, shard in enumerate(listed)]
         except (ValueError, RecursionError) as error:
-            raise InvalidJob(
+            raise invalid_files(
                 f"{file.path} is not an index of MDS shards ({error_line(error, 300)}): name the "
-                "folder that MDSWriter wrote",
-                key="source.files",
+                "folder that MDSWriter wrote"
             ) from None
         return {"shards": shards}
 
@@ -303,9 +317,8 @@ def _check_offsets(offsets: NDArray[np.int64], size: int) -> None:
 
 
 def _torn(file: DataFile, said: str) -> InvalidJob:
-    return InvalidJob(
-        f"{file.path} is not a whole MDS shard: {said}; copy the folder again, whole",
-        key="source.files",
+    return invalid_files(
+        f"{file.path} is not a whole MDS shard: {said}; copy the folder again, whole"
     )
 
 
@@ -327,58 +340,20 @@ def _uncompressed(data: bytes, shard: dict[str, Any]) -> bytes:
     return bytes(raw)
 
 
-class _BlockSamples:
-    """The samples of a block: the sizes of columns of varying size, then all columns."""
-
-    def __init__(
-        self,
-        block: FileBlock,
-        shard: dict[str, Any],
-        columns: Sequence[str],
-        decoders: dict[str, Decoder],
-        data: bytes,
-        offsets: NDArray[np.int64],
-    ) -> None:
-        self._block, self._data, self._offsets = block, data, offsets
-        self._names = shard["column_names"]
-        self._sizes = shard["column_sizes"]
-        self._columns = {
-            name: decoders[shard["column_encodings"][self._names.index(name)]] for name in columns
-        }
-
-    def items(self, rows: Sequence[int]) -> list[Any]:
-        """Return some samples, decoded."""
-        return [self._item(row) for row in rows]
-
-    def _item(self, row: int) -> dict[str, Any]:
-        start, stop = int(self._offsets[row]), int(self._offsets[row + 1])
-        sample = self._data[start:stop]
-        name = ""
-        try:
-            places = self._places(sample)
-            found = {}
-            for name, decode in self._columns.items():
-                begin, end = places[name]
-                found[name] = decode(sample[begin:end])
-        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
-            raise self._block.bad(
-                f"sample {self._block.first + row}{f', column {name!r},' * bool(name)}",
-                f"cannot be decoded ({error_line(error, 300)})",
-                "write it again, or let on_item_error: quarantine skip it",
-            ) from None
-        return found
-
-    def _places(self, sample: bytes) -> dict[str, tuple[int, int]]:
-        varying = sum(size is None for size in self._sizes)
-        told = iter(np.frombuffer(sample, "<u4", varying).tolist())
-        at, places = 4 * varying, {}
-        for name, size in zip(self._names, self._sizes, strict=True):
-            end = at + (next(told) if size is None else size)
-            places[name] = (at, end)
-            at = end
-        if at != len(sample):
-            raise ValueError(f"its columns take {at} bytes of {len(sample)}")
-        return places
+def _places(
+    sample: bytes, names: Sequence[str], sizes: Sequence[int | None]
+) -> dict[str, tuple[int, int]]:
+    """Return where columns are in a sample: the sizes of those that vary come before all."""
+    varying = sum(size is None for size in sizes)
+    told = iter(np.frombuffer(sample, "<u4", varying).tolist())
+    at, places = 4 * varying, {}
+    for name, size in zip(names, sizes, strict=True):
+        end = at + (next(told) if size is None else size)
+        places[name] = (at, end)
+        at = end
+    if at != len(sample):
+        raise ValueError(f"its columns take {at} bytes of {len(sample)}")
+    return places
 
 
 def decoder_of(encoding: str, column: str, path: str) -> Decoder:

@@ -14,6 +14,7 @@ from penstock.server.roles.parameters import OneOf, declared
 from penstock.server.sources.blocked import FileBlock, FileIndex
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
+from penstock.server.sources.requirements import invalid_files
 from penstock.server.sources.tokens import TokenFiles
 from penstock.wire.errors import InvalidJob
 
@@ -105,15 +106,12 @@ class MegatronSource(TokenFiles):
         found = [file for file in self.file_set.files if file.path.endswith(".bin")]
         for file in found:
             if file.path[: -len(".bin")] not in self._index_files:
-                raise InvalidJob(
+                raise invalid_files(
                     f"{file.path} has no .idx beside it, which says where its documents are: copy "
-                    "both; for ids without an index use type: tokens",
-                    key="source.files",
+                    "both; for ids without an index use type: tokens"
                 )
         if not found:
-            raise InvalidJob(
-                "there is no .bin file beside the index: copy both", key="source.files"
-            )
+            raise invalid_files("there is no .bin file beside the index: copy both")
         return found
 
     def index_of(self, file: DataFile) -> FileIndex:
@@ -145,7 +143,7 @@ class MegatronSource(TokenFiles):
         """Return where sequences of a block lie in their file: int64 (rows, 2), bytes."""
         key = (block.file.path, block.first)
         if (found := self._spans.get(key)) is None:
-            more = block.layout.more
+            more = block.more
             layout = IndexHead(more["dtype"], more["sequences"], more["bounds"])
             ends = self._ends_of(block.file, layout, block.first, block.items)
             found = np.stack([np.concatenate([[block.start], ends[:-1]]), ends], axis=1)
@@ -163,17 +161,15 @@ class MegatronSource(TokenFiles):
         idx = self._idx(file)
         head = self.file_set.read(idx, 0, min(idx.size, _HEAD.size))
         if len(head) < _HEAD.size or not head.startswith(_MAGIC):
-            raise InvalidJob(
+            raise invalid_files(
                 f"{idx.path} is not an index of Megatron-LM: it does not begin with MMIDIDX; for "
-                "ids without an index use type: tokens",
-                key="source.files",
+                "ids without an index use type: tokens"
             )
         _, version, code, sequences, bounds = _HEAD.unpack(head)
         if version != 1 or code not in _DTYPES:
-            raise InvalidJob(
+            raise invalid_files(
                 f"{idx.path} is of version {version} with values of kind {code}: penstock reads "
-                "token ids, as whole numbers, of version 1",
-                key="source.files",
+                "token ids, as whole numbers, of version 1"
             )
         layout = IndexHead(_DTYPES[code], sequences, bounds)
         if idx.size < layout.bounds_at + 8 * bounds or bounds < 1:
@@ -224,9 +220,8 @@ class MegatronSource(TokenFiles):
         return self._index_files[file.path[: -len(".bin")]]
 
     def _torn(self, file: DataFile, said: str) -> InvalidJob:
-        return InvalidJob(
-            f"{file.path} does not go with its .idx: {said}; copy both again, or write them again",
-            key="source.files",
+        return invalid_files(
+            f"{file.path} does not go with its .idx: {said}; copy both again, or write them again"
         )
 
 

@@ -12,7 +12,7 @@ from penstock.server.files.versions import read_unchanged
 from penstock.server.sources.files import DataFile, FileSet, unavailable
 from penstock.server.sources.footers import leaves, read_tail
 from penstock.server.sources.ranges import RangeStream
-from penstock.server.sources.requirements import require
+from penstock.server.sources.requirements import invalid_files, require
 from penstock.server.usercode.frames import error_line
 from penstock.server.usercode.transient import is_transient
 from penstock.wire.errors import BadItem, InvalidJob, SourceChanged
@@ -168,9 +168,8 @@ class RowGroupReader:
                 raise
             if is_transient(error):
                 raise unavailable(file, error, file.name) from error
-            raise InvalidJob(
-                f"{file.path}: {' and '.join(columns)} cannot be read: {error_line(error, 300)}",
-                key="source.files",
+            raise invalid_files(
+                f"{file.path}: {' and '.join(columns)} cannot be read: {error_line(error, 300)}"
             ) from error
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from penstock.server.sources.block_columns import BlockColumns, ListRows
 from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex, cut
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile, reading
-from penstock.server.sources.requirements import check_indices
+from penstock.server.sources.requirements import check_indices, invalid_files
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
 
@@ -133,7 +133,7 @@ class TokenFiles(BlockedFiles, BlockColumns):
             with reading(block.file, int(wanted[chosen][0])):
                 spans = self.spans(block, wanted[chosen] - self.starts[number])
             assert spans is not None
-            itemsize = np.dtype(block.layout.more["dtype"]).itemsize
+            itemsize = np.dtype(block.more["dtype"]).itemsize
             found[chosen] = (spans[:, 1] - spans[:, 0]) // itemsize
         return found
 
@@ -145,7 +145,7 @@ class TokenFiles(BlockedFiles, BlockColumns):
 
     def rows_of(self, block: FileBlock, data: bytes) -> Sequences:
         """Return the sequences of a block."""
-        values = np.frombuffer(data, np.dtype(block.layout.more["dtype"]))
+        values = np.frombuffer(data, np.dtype(block.more["dtype"]))
         return Sequences(values, self.starts_of(block, values))
 
     def sequence_dtype(self, column: str) -> np.dtype[Any] | None:
@@ -170,7 +170,7 @@ class TokenFiles(BlockedFiles, BlockColumns):
         with reading(block.file, index):
             data = self.file_set.read(block.file, start, stop)
         self.count_read(len(data))
-        return _LoneSequence(np.frombuffer(data, np.dtype(block.layout.more["dtype"])))
+        return _LoneSequence(np.frombuffer(data, np.dtype(block.more["dtype"])))
 
     def fetch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return the sequences at `indices`, in that order.
@@ -207,7 +207,7 @@ class TokenFiles(BlockedFiles, BlockColumns):
             for start, stop in spans.tolist():
                 data = self.file_set.read(block.file, start, stop)
                 self.count_read(len(data))
-                values = np.frombuffer(data, np.dtype(block.layout.more["dtype"]))
+                values = np.frombuffer(data, np.dtype(block.more["dtype"]))
                 items.append({COLUMN: values.astype(values.dtype.newbyteorder("="))})
         return items
 
@@ -272,11 +272,11 @@ class TokensSource(TokenFiles):
 
     def spans(self, block: FileBlock, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return where sequences of one length lie; None where they end at an id."""
-        return self._fixed(block, rows) if block.layout.more["length"] else None
+        return self._fixed(block, rows) if block.more["length"] else None
 
     def starts_of(self, block: FileBlock, values: NDArray[Any]) -> NDArray[np.int64]:
         """Return where the sequences of a block start in its ids, then where the last one ends."""
-        if block.layout.more["length"]:
+        if block.more["length"]:
             return super().starts_of(block, values)
         return self.starts_in(values)
 
@@ -340,7 +340,7 @@ class TokensSource(TokenFiles):
             index.add(place, end, -(-(end - place) // nbytes), first=(place - start) // nbytes)
 
     def _fixed(self, block: FileBlock, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        more = block.layout.more
+        more = block.more
         nbytes = more["length"] * np.dtype(more["dtype"]).itemsize
         starts = block.start + rows * nbytes
         return np.stack([starts, np.minimum(starts + nbytes, block.stop)], axis=1)
@@ -365,23 +365,20 @@ class TokensSource(TokenFiles):
             shape, is_fortran, dtype = read(head)
         # NumPy reads the header with Python's own parser, which has errors of its own.
         except (ValueError, SyntaxError, TokenError, TypeError, RecursionError) as error:
-            raise InvalidJob(
+            raise invalid_files(
                 f"{file.path} is not a .npy file ({error_line(error, 300)}): write it with "
-                "numpy.save",
-                key="source.files",
+                "numpy.save"
             ) from None
         if dtype.kind not in "iu" or len(shape) not in (1, 2) or (is_fortran and len(shape) == 2):
-            raise InvalidJob(
+            raise invalid_files(
                 f"{file.path} holds {dtype.name} of shape {shape}{', by columns' * is_fortran}: "
-                "write token ids as whole numbers, in one row or in rows of one length",
-                key="source.files",
+                "write token ids as whole numbers, in one row or in rows of one length"
             )
         length = shape[1] if len(shape) == 2 else self.sequence_length
         if min(shape) < 0 or head.tell() + math.prod(shape) * dtype.itemsize != file.size:
-            raise InvalidJob(
+            raise invalid_files(
                 f"{file.path} has {file.size} bytes and not those of shape {shape} of "
-                f"{dtype.name}: it was not written whole; write it again",
-                key="source.files",
+                f"{dtype.name}: it was not written whole; write it again"
             )
         return head.tell(), dtype, length
 

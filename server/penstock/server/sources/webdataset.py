@@ -12,16 +12,15 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from penstock.server.files.content import ReadAt
 from penstock.server.roles.parameters import KW_ONLY, TrueOrFalse, declared
 from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex
-from penstock.server.sources.cache import BlockRows
+from penstock.server.sources.cache import BlockRows, EachRow
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
-from penstock.server.sources.ranges import RangeStream
+from penstock.server.sources.ranges import RangeStream, windowed
+from penstock.server.sources.requirements import invalid_files
 from penstock.server.usercode.frames import error_line
-from penstock.wire.errors import InvalidJob
 
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
@@ -65,14 +64,13 @@ def _refuse_commands(files: Sequence[str]) -> None:
     """
     for name in files:
         if str(name).startswith("pipe:") or name == "-":
-            raise InvalidJob(
+            raise invalid_files(
                 f"{name!r} is a stream, and samples are read here in any order, a range of bytes "
-                "at a time: give the files themselves, as paths or URLs (s3://, gs://, https://)",
-                key="source.files",
+                "at a time: give the files themselves, as paths or URLs (s3://, gs://, https://)"
             )
 
 
-class Member(NamedTuple):
+class ArchiveMember(NamedTuple):
     """A file in an archive.
 
     Attributes:
@@ -138,7 +136,7 @@ class WebdatasetSource(BlockedFiles):
         start = stop = items = first = 0
         try:
             for members in samples(
-                _members(RangeStream(_windowed(read_at, file.size, window), file.size))
+                _members(RangeStream(windowed(read_at, file.size, window), file.size))
             ):
                 begin, end = members[0].start, -(-members[-1].stop // 512) * 512
                 if items and end - start > self.block_bytes:
@@ -148,10 +146,9 @@ class WebdatasetSource(BlockedFiles):
                     start = begin
                 stop, items = min(end, file.size), items + 1
         except (tarfile.TarError, ValueError) as error:
-            raise InvalidJob(
+            raise invalid_files(
                 f"{file.path} is not a tar file of samples ({error_line(error, 300)}): write it "
-                "again",
-                key="source.files",
+                "again"
             ) from None
         if items:
             index.add(start, stop, items, first=first)
@@ -159,10 +156,31 @@ class WebdatasetSource(BlockedFiles):
 
     def rows_of(self, block: FileBlock, data: bytes) -> BlockRows:
         """Return the samples of a block; their files are decoded when they are asked for."""
-        return _TarSamples(block, data, self.decode)
+        found = list(samples(_members(io.BytesIO(data))))
+        if len(found) != block.items:
+            raise ValueError(f"{len(found)} samples where there were {block.items}")
+
+        def item(row: int) -> dict[str, Any]:
+            members = found[row]
+            made: dict[str, Any] = {"__key__": members[0].key, "__url__": block.file.name}
+            for member in members:
+                value = data[member.data : member.stop]
+                decode = _DECODERS.get(member.ending.rpartition(".")[2]) if self.decode else None
+                try:
+                    made[member.ending] = value if decode is None else decode(value)
+                except _UNDECODABLE as error:
+                    raise block.bad(
+                        f"sample {block.first + row}, {member.key}.{member.ending},",
+                        f"cannot be decoded ({error_line(error, 300)})",
+                        "correct the file, take decode: false, or let on_item_error: quarantine "
+                        "skip it",
+                    ) from None
+            return made
+
+        return EachRow(item)
 
 
-def _members(stream: Any) -> Iterator[Member]:
+def _members(stream: Any) -> Iterator[ArchiveMember]:
     """Yield the files in an archive that belong to samples.
 
     Raises:
@@ -179,7 +197,7 @@ def _members(stream: Any) -> Iterator[Member]:
             if found.size < 0:
                 raise tarfile.ReadError(f"{found.name!r} has a size of {found.size}")
             if found.isreg() and match is not None and not _META.match(found.name):
-                yield Member(
+                yield ArchiveMember(
                     match[1],
                     match[2].lower(),
                     found.offset,
@@ -188,13 +206,13 @@ def _members(stream: Any) -> Iterator[Member]:
                 )
 
 
-def samples(members: Iterator[Member]) -> Iterator[list[Member]]:
+def samples(members: Iterator[ArchiveMember]) -> Iterator[list[ArchiveMember]]:
     """Yield the files of each sample.
 
     Raises:
         ValueError: A sample has two files of one ending.
     """
-    sample: list[Member] = []
+    sample: list[ArchiveMember] = []
     for member in members:
         if sample and sample[0].key != member.key:
             yield sample
@@ -206,55 +224,4 @@ def samples(members: Iterator[Member]) -> Iterator[list[Member]]:
         yield sample
 
 
-class _TarSamples:
-    def __init__(self, block: FileBlock, data: bytes, decode: bool) -> None:
-        self._block, self._data, self._decode = block, data, decode
-        self._samples = list(samples(_members(io.BytesIO(data))))
-        if len(self._samples) != block.items:
-            raise ValueError(f"{len(self._samples)} samples where there were {block.items}")
-
-    def items(self, rows: Sequence[int]) -> list[Any]:
-        """Return some samples."""
-        return [self._item(row) for row in rows]
-
-    def _item(self, row: int) -> dict[str, Any]:
-        members = self._samples[row]
-        item: dict[str, Any] = {
-            "__key__": members[0].key,
-            "__url__": self._block.file.name,
-        }
-        for member in members:
-            data = self._data[member.data : member.stop]
-            decode = _DECODERS.get(member.ending.rpartition(".")[2]) if self._decode else None
-            try:
-                item[member.ending] = data if decode is None else decode(data)
-            except _UNDECODABLE as error:
-                raise self._block.bad(
-                    f"sample {self._block.first + row}, {member.key}.{member.ending},",
-                    f"cannot be decoded ({error_line(error, 300)})",
-                    "correct the file, take decode: false, or let on_item_error: quarantine skip "
-                    "it",
-                ) from None
-        return item
-
-
-def _windowed(read_at: ReadAt, size: int, window: int) -> ReadAt:
-    """Return what reads a file in pieces: headers lie close together where their files are small.
-
-    Args:
-        read_at: `(start, stop) -> bytes`.
-        size: Bytes of the whole file.
-        window: Bytes that are read at least.
-    """
-    first, held = 0, b""
-
-    def read(start: int, stop: int) -> bytes:
-        nonlocal first, held
-        if start < first or stop > first + len(held):
-            first, held = start, read_at(start, max(stop, min(size, start + window)))
-        return held[start - first : stop - first]
-
-    return read
-
-
-__all__ = ["Member", "WebdatasetSource", "samples"]
+__all__ = ["ArchiveMember", "WebdatasetSource", "samples"]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import sys
-import threading
-import time
 
 from penstock.common.malloc import keep_memory
 from penstock.server.files.catalog import take_catalogs
@@ -17,10 +14,6 @@ from penstock.server.node.workers.link import ServerGone
 from penstock.server.node.workers.worker import Worker
 from penstock.server.process.garbage import collect_as_usual, collect_seldom
 from penstock.server.processes.child import Inherited
-from penstock.server.processes.page import Page
-
-IDLE_S = 1.0
-"""How often it is looked whether this worker has nothing to do."""
 
 
 def build(definition: bytes, log_id: bytes) -> Job:
@@ -28,22 +21,6 @@ def build(definition: bytes, log_id: bytes) -> Job:
     from penstock.server.jobs.definition import rebuild
 
     return rebuild(definition, log_id)
-
-
-def give_back_when_idle(page: Page) -> None:
-    """Give back what Arrow has freed, once each time that this worker has nothing to do.
-
-    By itself its allocator does that in a thread, which a zygote must not have, or with the next
-    blocks that are read.
-    """
-    seen = given = -1
-    while True:
-        time.sleep(IDLE_S)
-        note = page.read()
-        if note.stage == "idle" and given < note.serial == seen and "pyarrow" in sys.modules:
-            given = note.serial
-            sys.modules["pyarrow"].default_memory_pool().release_unused()
-        seen = note.serial
 
 
 def main(inherited: Inherited) -> None:
@@ -55,12 +32,12 @@ def main(inherited: Inherited) -> None:
         worker = Worker(port, inherited.page, build=build)
         worker.link.begin()
         # Meanwhile the node starts, and it may get its first job.
+        # Not in the zygote: `import pyarrow` starts a thread of its allocator, which no fork has.
         collect_seldom()
-        for package in inherited.arguments:  # unless its zygote has done so
+        for package in inherited.arguments:  # a role that needs what is not there says so
             with contextlib.suppress(ImportError):
                 importlib.import_module(package)
         collect_as_usual()
-        threading.Thread(target=give_back_when_idle, args=(inherited.page,), daemon=True).start()
         worker.run()
     except (BrokenPipeError, ConnectionResetError, ServerGone):
         return  # the server process is gone
