@@ -119,7 +119,7 @@ def _examine(config: Config, name: str, items: int, batches: int) -> Measured:
                 batch_count=batches,
                 workers=workers,
                 ready_bytes=config.server.ready_limit_bytes,
-                together=partial(measure_together, job, config, workers, progress.say),
+                together=partial(measure_together, job, workers, progress.say),
                 say=progress.say,
             )
         finally:

@@ -161,7 +161,7 @@ def _find(
     cores = measured.cpu_s / measured.seconds
     cores = cores if cores > BUSY else 1.0
     workers = max(1, int(config.server.worker_count / cores))
-    together = measure_together(job, config, workers, tell)
+    together = measure_together(job, workers, tell)
     total = measured.counts[needed.unit]
     core = OneCore(
         rate=rate.safe,

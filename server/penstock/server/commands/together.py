@@ -2,31 +2,28 @@
 
 One worker's rate times their number is what nobody gets: cores share caches, memory and clocks, and
 there may be fewer of them than workers. So each process makes batches of other reading groups, as
-the workers of a node do, and goes on until all of them were measured. Run as a module, this file is
-such a process; it hears and answers by a socket, since a user's code may print.
+the workers of a node do, and goes on until all of them were measured. Such a process (`main`) hears
+and answers by a socket, since a user's code may print.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import select
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.server.allocator import preloaded, withdraw
 from penstock.server.commands.pace import Pace, lanes_beside, make_batches, pass_start
 from penstock.server.commands.progress import Say, silent
-from penstock.server.environment import worker_environment
 from penstock.server.job import Job
-from penstock.server.jobs.load import Config, load
+from penstock.server.jobs.definition import decode
+from penstock.server.node.child import Inherited
+from penstock.server.node.start import start
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.wire.errors import PenstockError, decode_error, encode_error
@@ -60,13 +57,12 @@ class Together:
 
 
 def measure_together(
-    job: Job, config: Config, workers: int, say: Say = silent, start_s: float = START_S
+    job: Job, workers: int, say: Say = silent, start_s: float = START_S
 ) -> Together:
     """Make batches in as many processes as a node would have, and add up their rates.
 
     Args:
         job: The job.
-        config: What it was built from.
         workers: Processes that the node would have; those without work of their own are left out.
         say: Told what is being done.
         start_s: Seconds until all of them are past their start.
@@ -82,11 +78,9 @@ def measure_together(
     if count < 2:
         return Together()
     with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(_Process(config, job.name, lane)) for lane in firsts[:count]
-        ]
+        say(f"job {job.name}: starting {count} processes, as many as it would have workers")
+        processes = [stack.enter_context(_Process(job, lane)) for lane in firsts[:count]]
         try:
-            say(f"job {job.name}: starting {count} processes, as many as it would have workers")
             _hear(processes, time.monotonic() + start_s)
             say(f"job {job.name}: {count} processes at the same time")
             for process in processes:
@@ -107,31 +101,23 @@ class _NotMeasured(Exception):
 class _Process:
     """One of them: started as the context is entered, ended as it is left."""
 
-    def __init__(self, config: Config, job: str, lane: int) -> None:
-        module = "penstock.server.commands.together"
-        self._command = [sys.executable, "-P", "-m", module, config.target, job, str(lane)]
-        self._assignments = config.assignments
+    def __init__(self, job: Job, lane: int) -> None:
+        self._job, self._lane = job, lane
         self._stack = contextlib.ExitStack()
         self._heard = b""
 
     def __enter__(self) -> _Process:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self.socket = self._stack.enter_context(ours)
-            self._said = self._stack.enter_context(tempfile.TemporaryFile())
-            self._process = subprocess.Popen(
-                [*self._command, str(theirs.fileno()), *self._assignments],
-                env=preloaded(worker_environment(os.environ)),
-                stdin=subprocess.DEVNULL,
-                stdout=self._said,
-                stderr=self._said,
-                pass_fds=[theirs.fileno()],
-            )
+        self._said = self._stack.enter_context(tempfile.TemporaryFile())
+        fd = self._said.fileno()
+        self._process, _, self.socket = start(
+            __name__, self._lane, definition=self._job.definition, output=fd, errors=fd
+        )
         return self
 
     def __exit__(self, *error: object) -> None:
         self._process.kill()
         self._process.wait()
+        self.socket.close()
         self._stack.close()
 
     def begin(self) -> None:
@@ -203,19 +189,15 @@ def _say(channel: socket.socket, answer: dict[str, Any]) -> None:
     channel.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _main(target: str, name: str, lane: str, descriptor: str, *assignments: str) -> None:
-    withdraw()
-    with socket.socket(fileno=int(descriptor)) as channel:
+def main(inherited: Inherited) -> None:
+    """Take the task that was inherited: a job, and a lane of it."""
+    [lane] = inherited.arguments
+    with inherited.socket as channel:
         try:
-            job = load(target, assignments=assignments).job(name)
-            _work(job, int(lane), channel)
+            _work(decode(inherited.definition).build(), int(lane), channel)
         except PenstockError as error:
             with contextlib.suppress(OSError):  # nobody listens any more
                 _say(channel, {"error": encode_error(error).hex()})
 
 
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
-
-
-__all__ = ["Together", "measure_together"]
+__all__ = ["Together", "main", "measure_together"]

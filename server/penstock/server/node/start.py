@@ -134,6 +134,7 @@ def start(
     files_fd: int = -1,
     definition: bytes = b"",
     output: int = 1,
+    errors: int | None = None,
 ) -> Process:
     """Start a process that runs a module's `main`.
 
@@ -143,6 +144,7 @@ def start(
         files_fd: What is known of the job's files (`pack_catalogs`); -1 = nothing.
         definition: The definition of a job.
         output: A descriptor for what code of users prints.
+        errors: One for its standard error; None = as that of all children.
 
     Raises:
         OSError: The system has no memory, process or file descriptor left for it.
@@ -153,7 +155,8 @@ def start(
             on_error.callback(ours.close)
             page_fd = _closed(stack, sealed_memory("penstock-page", PAGE_BYTES))
             folder = _closed(stack, os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-            errors = stderr_of_children()
+            if errors is None:
+                errors = stderr_of_children()
             fds = [output, 2 if errors is None else errors, folder, theirs.fileno(), page_fd]
             if definition:
                 fds.append(_closed(stack, os.memfd_create("penstock-job", os.MFD_CLOEXEC)))
