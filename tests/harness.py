@@ -21,11 +21,11 @@ import grpc
 import structlog
 import yaml
 
-from forge import Forge, Forked
 from invariants import eventually
 from penstock.client.cli import main as penstock
 from penstock.server import said
 from penstock.server.cli import run as penstockd
+from penstock.server.environment import FIXED
 from penstock.wire import MAX_MESSAGE_BYTES, PROTOCOL, frame
 from penstock.wire.errors import ERROR_METADATA_KEY, PenstockError, decode_error
 from penstock.wire.v1 import cursors_pb2_grpc, feed_pb2, feed_pb2_grpc
@@ -33,7 +33,11 @@ from penstock.wire.v1 import cursors_pb2_grpc, feed_pb2, feed_pb2_grpc
 START_DEADLINE_S = 60.0
 READ_DEADLINE_S = 60.0
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+ENVIRONMENT = {
+    **os.environ,
+    **FIXED,  # without it, commands that compute start themselves again with it
+    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+}
 
 
 def write_job_file(path: Path, jobs: dict[str, Any], **server: Any) -> Path:
@@ -62,32 +66,23 @@ class Server:
     ) -> None:
         self.file = file
         self.environment, self.folder = {**ENVIRONMENT, **(environment or {})}, folder
-        self.is_forked = environment is None
         self.command = ["penstock.server.cli", "serve", str(file), *flags]
         self.lines: list[str] = []
         self.address = ""
-        self._process: subprocess.Popen[str] | Forked | None = None
+        self._process: subprocess.Popen[str] | None = None
         self._channel: grpc.Channel | None = None
 
     def start(self, *, wait: bool = True) -> Server:
         """Start the process; return when it is ready."""
         folder = str(self.folder or Path.cwd())
-        if self.is_forked:
-            self._process = Forge.shared().start(
-                self.command,
-                self.environment,
-                folder,
-                stderr=subprocess.PIPE,
-            )
-        else:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", *self.command],
-                stderr=subprocess.PIPE,
-                text=True,
-                env=self.environment,
-                cwd=folder,
-                bufsize=1,
-            )
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *self.command],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment,
+            cwd=folder,
+            bufsize=1,
+        )
         self.lines, self.address = [], ""
         self._reading = threading.Thread(target=self._collect, args=(self._process,), daemon=True)
         self._reading.start()
@@ -105,12 +100,12 @@ class Server:
         assert self.address, "the server ended:\n" + "".join(self.lines)
 
     @property
-    def process(self) -> subprocess.Popen[str] | Forked:
+    def process(self) -> subprocess.Popen[str]:
         """Return the process."""
         assert self._process is not None
         return self._process
 
-    def _collect(self, process: subprocess.Popen[str] | Forked) -> None:
+    def _collect(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None
         for line in process.stderr:
             self.lines.append(line)
@@ -361,8 +356,11 @@ class Rank:
         command = ["penstock.client.cli", "cat", address, *arguments]
         self._file = output.open("wb")
         self._errors = output.with_suffix(".err").open("wb")
-        self.process = Forge.shared().start(
-            command, ENVIRONMENT, str(Path.cwd()), stdout=self._file, stderr=self._errors
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            env=ENVIRONMENT,
+            stdout=self._file,
+            stderr=self._errors,
         )
 
     def records(self) -> list[dict[str, Any]]:
@@ -468,8 +466,16 @@ def run_command(
         environment: All of its variables; None = those of the test run.
         folder: Where it runs; None = here.
     """
-    where = str(folder or Path.cwd())
-    return Forge.shared().run(arguments, environment or ENVIRONMENT, where, deadline_s)
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        env=environment or ENVIRONMENT,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=deadline_s,
+        check=False,
+    )
 
 
 def call_command(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:

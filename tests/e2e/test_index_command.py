@@ -8,6 +8,7 @@ import json
 import os
 import random
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 import pytest
 
 from e2e.test_commands_on_a_terminal import on_a_terminal
-from forge import Forge
 from harness import ENVIRONMENT, children, kill_process, run_command, write_job_file
 from invariants import eventually
 from penstock.server.index.file import SizeIndex
@@ -147,7 +147,7 @@ def test_what_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
         kill_when(command, tmp_path, partial(is_as_far, wanted))
         wanted += rng.randrange(2)
     assert not (tmp_path / "x").exists()
-    process = Forge.shared().start(command, ENVIRONMENT, str(tmp_path), stderr=subprocess.PIPE)
+    process = started(command, tmp_path)
     eventually(lambda: is_as_far(wanted) and children(process.pid) != [], 60.0, "it goes on")
     kill_process(children(process.pid)[0])
     assert process.stderr is not None
@@ -160,9 +160,19 @@ def test_what_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     assert not parts.exists()
 
 
+def started(command: list[str], folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        env=ENVIRONMENT,
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def kill_when(command: list[str], folder: Path, when: Callable[[], bool]) -> None:
     """Start a command, and kill it when something is so and it has processes of its own."""
-    process = Forge.shared().start(command, ENVIRONMENT, str(folder), stderr=subprocess.PIPE)
+    process = started(command, folder)
     eventually(lambda: when() and children(process.pid) != [], 60.0, "it is far enough")
     workers = children(process.pid)
     process.kill()

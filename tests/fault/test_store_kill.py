@@ -8,12 +8,13 @@ import os
 import random
 import select
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from fault.store_writer import JOB
-from forge import Forge
 from harness import ENVIRONMENT
 from penstock.server.store import SqliteStore
 from penstock.server.store.base import BeginRequest, SnapshotRecord
@@ -29,9 +30,8 @@ class Writer:
 
     def __init__(self, path: Path, token: str) -> None:
         read, write = os.pipe()
-        self.process = Forge.shared().start(
-            ["fault.store_writer", str(path), token], ENVIRONMENT, str(Path.cwd()), stdout=write
-        )
+        command = [sys.executable, "-m", "fault.store_writer", str(path), token]
+        self.process = subprocess.Popen(command, env=ENVIRONMENT, stdout=write)
         os.close(write)
         self.out = os.fdopen(read, "rb", buffering=0)
         self.text = b""

@@ -101,14 +101,15 @@ class _Heard:
         atexit.register(self._end)
 
     def _hear(self) -> None:
-        while line := self._lines.readline(MAX_LINE_BYTES):
-            text = line.decode("utf-8", "backslashreplace").rstrip("\r\n")
-            at = _event_in(text)
-            raw, event = text[:at], text[at:]
-            if raw.strip():
-                _log_raw(raw)
-            if event:
-                _pass_on(event)
+        with self._lines:
+            while line := self._lines.readline(MAX_LINE_BYTES):
+                text = line.decode("utf-8", "backslashreplace").rstrip("\r\n")
+                at = _event_in(text)
+                raw, event = text[:at], text[at:]
+                if raw.strip():
+                    _log_raw(raw)
+                if event:
+                    _pass_on(event)
 
     def _end(self) -> None:
         os.close(self.fd)  # children have ended, or are about to

@@ -311,11 +311,12 @@ def _current(module: str = "") -> _Zygote:
                 status,
             )
         _end()
-    else:
-        atexit.register(_end)
     if module and module not in _modules:
         _modules.append(module)
     _zygotes.append(_Zygote([*COMMON, *_modules], _packages, environment))
+    # It stands there once; after what hears the standard error of children, so that it runs before.
+    atexit.unregister(_end)
+    atexit.register(_end)
     return _zygotes[0]
 
 
