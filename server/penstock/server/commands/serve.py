@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -70,7 +71,8 @@ def serve(
         from penstock.server.tls import choose_ciphers
 
         choose_ciphers(config.server.tls)
-    preload((WORKER, COUNT), config.imports)
+    with contextlib.suppress(OSError):  # the node tries again, and says what the system said
+        preload((WORKER, COUNT), config.imports)
     from penstock.server.logs import configure
 
     configure(config.server.log_format, config.server.log_level)

@@ -140,8 +140,11 @@ class Crew:
         Raises:
             Internal: One does not start.
         """
-        for worker in self.workers:
-            worker.start(self._life.loop)
+        try:
+            for worker in self.workers:
+                worker.start(self._life.loop)
+        except OSError as error:  # memory, processes or file descriptors are short
+            raise Internal(f"a worker cannot be started: {error}") from error
         try:
             await asyncio.wait_for(self._all_ready.wait(), START_DEADLINE_S)
         except TimeoutError:

@@ -72,7 +72,8 @@ class Child:
     """
 
     def __init__(self, pid: int) -> None:
-        self.pid, self.returncode = pid, None if pid else 0
+        self.pid = pid
+        self.returncode: int | None = None
         self._waiting = threading.Lock()
 
     def poll(self) -> int | None:
