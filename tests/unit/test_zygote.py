@@ -21,7 +21,10 @@ import pytest
 from harness import ENVIRONMENT
 from invariants import eventually
 from penstock.server.environment import FIXED
+from penstock.server.node.node import Node
 from penstock.server.node.start import Process, preload, program_environment, start
+from penstock.server.store.memory import MemoryStore
+from penstock.wire.errors import Internal
 
 TASK = "unit.zygote_task"
 DEADLINE_S = 60.0
@@ -262,3 +265,23 @@ def test_signals_of_a_terminal_end_none_of_them() -> None:
 
         with told_by():
             assert started.process.poll() is None
+
+
+async def test_a_node_that_can_start_no_worker_says_why(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What the system says; or, where an installation is broken, the zygote on standard error."""
+    monkeypatch.setattr("penstock.server.node.start._modules", ["penstock.server.not_there"])
+    monkeypatch.setenv("SOMEBODY_SAID", "this")
+    node = Node({}, MemoryStore(), workers=1, bound_bytes=0)
+
+    with pytest.raises(Internal, match="the process that forks others has ended"):
+        await node.start()
+
+    await node.close()
+    assert "No module named 'penstock.server.not_there'" in capfd.readouterr().err
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    node = Node({}, MemoryStore(), workers=1, bound_bytes=0)
+    with pytest.raises(Internal, match=r"cannot be started: .* '/nonexistent/python'"):
+        await node.start()
+    await node.close()

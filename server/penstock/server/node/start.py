@@ -41,7 +41,7 @@ logger = logging.getLogger("penstock")
 ANSWER_S = 60.0
 """How long a zygote may take to fork, its imports included: one that was stopped never does."""
 
-END_S = 0.2
+END_S = 2.0
 """How long a zygote whose socket has closed may take to end by itself."""
 
 MOST_PAUSE_S = 0.05
@@ -248,9 +248,16 @@ class _Zygote:
             OSError: There is none, for the reason that the system gives.
         """
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
-        with _taking_orphans():
-            self._socket.sendmsg([request], [rights])
-            answer = self._socket.recv(64)
+        try:
+            with _taking_orphans():
+                self._socket.sendmsg([request], [rights])
+                answer = self._socket.recv(64)
+        except ConnectionError:
+            answer = b""
+        except BaseException:
+            # An answer may still come, which nobody would take for that of the next request.
+            self.close()
+            raise
         if not answer:
             raise ConnectionResetError("the process that forks others has ended")
         if (pid := int(answer)) < 0:
@@ -291,10 +298,6 @@ def _fork(module: str, request: bytes, fds: Sequence[int]) -> Child:
         return _current(module).fork(request, fds)
     except ConnectionError:
         _zygotes[0].await_end()  # its socket closes a moment before
-    except BaseException:
-        # An answer may still come, which nobody would take for that of the next request.
-        _end()
-        raise
     return _current(module).fork(request, fds)
 
 
