@@ -22,7 +22,7 @@ from harness import ENVIRONMENT
 from invariants import eventually
 from penstock.server.environment import FIXED
 from penstock.server.node.node import Node
-from penstock.server.node.start import Process, preload, program_environment, start
+from penstock.server.node.start import Process, program_environment, start
 from penstock.server.store.memory import MemoryStore
 from penstock.wire.errors import Internal
 
@@ -131,32 +131,6 @@ def test_another_environment_is_another_zygote(monkeypatch: pytest.MonkeyPatch) 
             assert told["environment"]["SOMEBODY_SAID"] == "this"
             assert zygotes() != before
             assert state(before[0]) is None
-
-
-@pytest.mark.parametrize(
-    ("package", "is_imported"),
-    [
-        ("pyarrow", True),
-        ("numpy.random", True),
-        ("unit.threading_package", False),
-        ("not_installed", False),
-    ],
-)
-def test_what_jobs_will_need_is_imported_once_unless_it_starts_a_thread(
-    package: str, is_imported: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A package that starts one is imported by each process for itself."""
-    monkeypatch.setenv("SOMEBODY_SAID", package)
-    monkeypatch.setattr("penstock.server.node.start._packages", [])
-    monkeypatch.setattr("penstock.server.node.start._modules", [])
-    preload([TASK], [package])
-
-    with told_by() as (_, told), told_by() as (_, other):
-        [zygote] = zygotes()
-        assert len(os.listdir(f"/proc/{zygote}/task")) == told["threads"] == 1
-        assert (package in told["modules"]) == is_imported
-        assert TASK in told["modules"]
-        assert told["numbers"] != other["numbers"] or package != "numpy.random"
 
 
 def test_the_folder_is_the_one_of_the_moment(

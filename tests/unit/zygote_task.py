@@ -28,7 +28,6 @@ def main(inherited: Inherited) -> None:
         "modules": list(sys.modules),
         "threads": threading.active_count(),
         "random": random.random(),
-        "numbers": sys.modules["numpy.random"].random() if "numpy.random" in sys.modules else None,
         "hash": hash("penstock"),
         "ignored": [signal.getsignal(number) is signal.SIG_IGN for number in (2, 15)],
         "forked": is_forked(os.getpid()),

@@ -72,7 +72,7 @@ def serve(
 
         choose_ciphers(config.server.tls)
     with contextlib.suppress(OSError):  # the node tries again, and says what the system said
-        preload((WORKER, COUNT), config.imports)
+        preload(WORKER, COUNT)
     from penstock.server.logs import configure
 
     configure(config.server.log_format, config.server.log_level)

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock.server.allocator import preloaded
-from penstock.server.environment import ARROW_MEMORY, worker_environment
+from penstock.server.environment import worker_environment
 from penstock.server.node.memory import sealed_memory
 from penstock.server.node.page import PAGE_BYTES, Page
 from penstock.server.said import for_children, stderr_of_children
@@ -49,8 +49,6 @@ MOST_PAUSE_S = 0.05
 
 WORKER, COUNT = "penstock.server.node.worker_main", "penstock.server.node.count"
 """The tasks of a node."""
-
-_ARROW = "JE_ARROW_MALLOC_CONF"
 
 COMMON = ("penstock.server.jobs.definition",)
 """What every task with a job needs."""
@@ -184,30 +182,23 @@ def _closed(stack: contextlib.ExitStack, fd: int) -> int:
     return fd
 
 
-def preload(modules: Sequence[str], packages: Sequence[str] = ()) -> None:
+def preload(*modules: str) -> None:
     """Start the zygote, which imports what tasks need while this process does something else.
 
     Args:
         modules: Those of the tasks.
-        packages: What their jobs will need, of others too. Where importing one starts a thread,
-            the zygote does without all of them.
 
     Raises:
         OSError: The system has no memory or process left for it.
     """
     with _asking:
-        _modules[:], _packages[:] = modules, packages
+        _modules[:] = modules
         _current()
 
 
 def program_environment() -> dict[str, str]:
     """Return the environment that a process is started in now."""
-    found = worker_environment({**os.environ, **cache_variable(), **for_children()})
-    if found.get(_ARROW) == ARROW_MEMORY[_ARROW]:
-        # Else Arrow starts a thread as it is imported, and the zygote could not do that for all.
-        # Workers give back what it has freed: see `worker_main`.
-        found[_ARROW] += ",background_thread:false"
-    return preloaded(found)
+    return preloaded(worker_environment({**os.environ, **cache_variable(), **for_children()}))
 
 
 # --- the zygote, as this process sees it ----------------------------------------------------------
@@ -216,9 +207,7 @@ def program_environment() -> dict[str, str]:
 class _Zygote:
     """The process that forks, for the process that has started it."""
 
-    def __init__(
-        self, modules: Sequence[str], packages: Sequence[str], environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         self.environment, self.owner = environment, os.getpid()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(ANSWER_S)
@@ -226,7 +215,7 @@ class _Zygote:
         try:
             with theirs, _without_signals():
                 self._process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), PADDING, *modules, "--", *packages],
+                    [*command, str(theirs.fileno()), PADDING, *modules],
                     env=environment,
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
@@ -281,8 +270,7 @@ class _Zygote:
 
 _asking = threading.Lock()
 _modules: list[str] = []
-_packages: list[str] = []
-"""What a zygote imports: of tasks, and of their jobs."""
+"""What a zygote imports: those of tasks."""
 
 _zygotes: list[_Zygote] = []
 """The one of this process, if it was needed."""
@@ -317,7 +305,7 @@ def _current(module: str = "") -> _Zygote:
         _end()
     if module and module not in _modules:
         _modules.append(module)
-    _zygotes.append(_Zygote([*COMMON, *_modules], _packages, environment))
+    _zygotes.append(_Zygote([*COMMON, *_modules], environment))
     # It stands there once; after what hears the standard error of children, so that it runs before.
     atexit.unregister(_end)
     atexit.register(_end)

@@ -49,38 +49,22 @@ def main(argv: Sequence[str]) -> None:
 
     Args:
         argv: The socket that requests come from; padding, which is room for the longer names of
-            children; modules of tasks, `--`, and what their jobs will need.
+            children; modules of tasks.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         # They reach the whole terminal or service, and are the asking process's to handle, which
         # ends this one and all children. They were held back until here.
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    environment = dict(os.environ)
     withdraw()  # before anything here starts a process of its own
     follow()
     asking, parent = socket.socket(fileno=int(argv[0])), os.getppid()
-    packages = argv.index("--") + 1
-    for module in argv[2 : packages - 1]:
+    for module in argv[2:]:
         importlib.import_module(module)
-    import_ahead(argv[packages:])
-    if argv[packages:] and len(os.listdir("/proc/self/task")) > 1:
-        # A thread does not come along into a fork, and may hold a lock for ever there. Each child
-        # imports them for itself, then.
-        asking.set_inheritable(True)
-        command = [sys.executable, "-P", "-m", "penstock.server.node.zygote", *argv[:packages]]
-        os.execve(sys.executable, command, environment)
     collect_as_usual()
     request = _fork_on_request(asking, parent)
     if request is not None:
         _run(request)
-
-
-def import_ahead(modules: Sequence[str]) -> None:
-    """Import what jobs will need; a role that needs what is not installed says so."""
-    for module in modules:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
 
 
 def _fork_on_request(asking: socket.socket, parent: int) -> _Request | None:
@@ -157,8 +141,6 @@ def _run(request: _Request) -> None:
     if os.getppid() != told["parent"]:
         return  # it died before prctl took effect
     child.mark_anew()
-    if (random := sys.modules.get("numpy.random")) is not None:  # Python sees to its own
-        random.seed()
     definition, files_fd = b"", -1
     if told["definition"]:
         with open(more.pop(0), "rb") as file:

@@ -1,5 +1,0 @@
-"""A package that starts a thread as it is imported."""
-
-import threading
-
-threading.Thread(target=threading.Event().wait, daemon=True).start()
