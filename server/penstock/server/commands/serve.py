@@ -59,7 +59,7 @@ def serve(
     config = load(file, overrides=flags, assignments=assignments)
     # Here and not above: the other commands need none of it, and start faster without. First what
     # workers are forked from, which follows this process's log: it imports while this process does.
-    from penstock.server.node.start import COUNT, WORKER, preload
+    from penstock.server.node.start import COUNT, WORKER, kill_zygote, preload
     from penstock.server.said import decide
 
     decide(config.server.log_format, config.server.log_level)
@@ -73,12 +73,15 @@ def serve(
         choose_ciphers(config.server.tls)
     with contextlib.suppress(OSError):  # the node tries again, and says what the system said
         preload(WORKER, COUNT)
-    from penstock.server.logs import configure
+    try:
+        from penstock.server.logs import configure
 
-    configure(config.server.log_format, config.server.log_level)
-    from penstock.server.app import run
+        configure(config.server.log_format, config.server.log_level)
+        from penstock.server.app import run
 
-    return run(config, exit_when_unused=exit_when_unused)
+        return run(config, exit_when_unused=exit_when_unused)
+    finally:
+        kill_zygote()  # it may still do its imports, and look at nothing else
 
 
 __all__ = ["serve"]
