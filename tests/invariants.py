@@ -20,7 +20,6 @@ from typing import Any
 
 from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job import Job
-from penstock.server.local import LocalLoader
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Filtered, Outcome
 from penstock.server.pipeline.joint_planner import JointPlanner
@@ -31,6 +30,7 @@ from penstock.wire import frame
 from penstock.wire.digest import batch_digest
 from penstock.wire.order import Cut
 from penstock.wire.v1 import feed_pb2
+from truth import Truth
 
 
 class Purity:
@@ -42,7 +42,7 @@ class Purity:
     """
 
     def __init__(self, job: Job, cut: Cut | None = None) -> None:
-        self._job, self._loader = job, LocalLoader(job)
+        self._job, self._loader = job, Truth(job)
         self._cut = cut
         self._truth: dict[int, tuple[feed_pb2.BatchHeader, str, bytes]] = {}
         self._lock = threading.Lock()  # one thread at a time may compute with a job's roles

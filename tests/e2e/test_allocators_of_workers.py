@@ -62,16 +62,16 @@ def said_by_a_role(folder: Path, library: Path, target: str, **server: Any) -> d
     return said
 
 
-@pytest.mark.parametrize("target", ["spawn", "local"])
+@pytest.mark.parametrize(("target", "server"), [("spawn", False), ("local", True)])
 def test_what_computes_has_it_and_what_that_starts_has_not(
-    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch, target: str
+    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch, target: str, server: bool
 ) -> None:
-    """Nor has the process around it: a node's server, or the trainer that reads `local:`."""
+    """Nor has a node's server, but that of `local:`, of which the first worker is a fork."""
     monkeypatch.setitem(ENVIRONMENT, "XDG_RUNTIME_DIR", str(runtime))
 
     said = said_by_a_role(tmp_path, shared_library(tmp_path), target)
 
-    assert said == {"worker": True, "server": False, "own": [], "child": "[]\n"}
+    assert said == {"worker": True, "server": server, "own": [], "child": "[]\n"}
 
 
 def test_off_keeps_the_allocator_of_the_system(

@@ -82,8 +82,8 @@ def start(folder: Path, store: str, position: int) -> int:
     """Return the offset from which `show` would go to a position."""
     job = open_job(folder)
     address = job.order.lane_offset(position)
-    data = Recorded(store, folder).snapshot(job.log_id, *address)
-    return Line(job, address.lane, snapshot=data).offset
+    found = Recorded(store, folder).snapshot(job.log_id, *address)
+    return Line(job, address.lane, snapshot=None if found is None else found.data).offset
 
 
 def test_show_and_local_start_from_the_snapshots_beside_a_running_node(

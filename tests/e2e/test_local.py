@@ -20,8 +20,6 @@ from harness import ENVIRONMENT, children, kill_process, run_command, write_job_
 from invariants import Purity, eventually
 from penstock.client import Loader
 from penstock.server.jobs.load import load
-from penstock.server.local import open_transport
-from penstock.wire import PROTOCOL
 from penstock.wire.errors import (
     ForkedLoader,
     InvalidJob,
@@ -29,7 +27,6 @@ from penstock.wire.errors import (
     PenstockError,
     WorkerCrashed,
 )
-from penstock.wire.v1 import feed_pb2
 
 ROLES = '''
 import ctypes, os, random, sys, time
@@ -297,10 +294,10 @@ def test_an_item_that_kills_is_named(folder: Path) -> None:
         next(batches)
 
     loader.close()
-    assert "ended by SIGKILL at stage process of job 'one', lane 0, item main[5] in epoch 0" in str(
+    assert "main[5] in epoch 0 ended its worker 3 times, at last killed by signal SIGKILL" in str(
         caught.value
     )
-    assert caught.value.fields["item"] == ["main", 5, 0]
+    assert caught.value.fields["item"] == "main[5] in epoch 0"
 
 
 EXITS = [
@@ -386,12 +383,9 @@ def test_a_python_job_file_that_exits_is_an_error(folder: Path) -> None:
 
 NOTEBOOK = """
 import os, random, signal, sys, threading, time
-from penstock.server.local import open_transport
-from penstock.wire import PROTOCOL
-from penstock.wire.errors import PenstockError
-from penstock.wire.v1 import feed_pb2
+from penstock.client import Loader
 
-transport, seen, interrupts = open_transport(sys.argv[1]), 0, 0
+loader, seen, interrupts = Loader(sys.argv[1], "one", rank=0, world_size=1, as_numpy=True), 0, 0
 begun, pressed = threading.Event(), threading.Event()
 def press():
     pause = random.Random(5)
@@ -401,29 +395,24 @@ def press():
         os.killpg(0, signal.SIGINT)
     pressed.set()
 threading.Thread(target=press, daemon=True).start()
+batches = iter(loader)
 while seen < 400 or not pressed.is_set():
     try:
         begun.is_set() or begun.set()
-        opening = feed_pb2.Open(protocol=PROTOCOL, job="one", horizon=1 << 40, start=seen)
-        call = transport.read(feed_pb2.ReadRequest(open=opening).SerializeToString())
-        for (reply,) in call:
-            header = reply.header
-            if header is not None:
-                assert header.position == seen, (header.position, seen)
-                seen += 1
-            if seen >= 400 and pressed.is_set():
-                break
+        batch = next(batches)
+        seen = batch.position + 1
     except KeyboardInterrupt:
         interrupts += 1
-transport.close()
+        batches = iter(loader)
+loader.close()
 print(interrupts)
 """
 
 
 def test_a_ctrl_c_in_the_terminal_is_the_trainers(folder: Path) -> None:
-    """It reaches the whole foreground group, at any moment: the child goes on, calls are exact."""
+    """It reaches the whole foreground group, at any moment: the node and the Loader go on."""
     notebook = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK, one_job(folder)],
+        [sys.executable, "-c", NOTEBOOK, f"local:{one_job(folder)}"],
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
@@ -437,23 +426,22 @@ def test_a_ctrl_c_in_the_terminal_is_the_trainers(folder: Path) -> None:
 
 
 def test_a_fork_leaves_the_child_to_its_parent(folder: Path) -> None:
-    """A fork that ends, or that uses the transport, disturbs nobody; it is told by name."""
-    transport = open_transport(one_job(folder))
-    describe = feed_pb2.DescribeRequest(protocol=PROTOCOL, job="one").SerializeToString()
-    first = transport.unary("Feed/Describe", describe, 1.0)
+    """A fork that ends, or that closes the Loader, disturbs nobody; one that reads is told so."""
+    with looking(f"local:{one_job(folder)}") as loader:
+        batches = iter(loader)
+        assert next(batches).position == 0
 
-    pid = os.fork()
-    if pid == 0:
-        told = 1
-        with contextlib.suppress(ForkedLoader):
-            transport.unary("Feed/Describe", describe, 1.0)
-            told = 0
-        transport.close()
-        os._exit(1 - told)
+        pid = os.fork()
+        if pid == 0:
+            told = 1
+            with contextlib.suppress(ForkedLoader):
+                next(batches)
+                told = 0
+            loader.close()
+            os._exit(1 - told)
 
-    assert os.waitpid(pid, 0)[1] == 0
-    assert transport.unary("Feed/Describe", describe, 1.0) == first
-    transport.close()
+        assert os.waitpid(pid, 0)[1] == 0
+        assert [next(batches).position for _ in range(30)] == list(range(1, 31))
 
 
 def test_short_calls_do_not_wait_for_a_long_batch(folder: Path) -> None:

@@ -14,10 +14,10 @@ from harness import ENVIRONMENT, serving, write_job_file
 from invariants import eventually
 from penstock.client import Limits, Loader
 from penstock.server.jobs.load import load
-from penstock.server.local import LocalLoader
 from penstock.wire import PROTOCOL
 from penstock.wire.frame import batch_record, decode_values, read_header
 from penstock.wire.v1 import feed_pb2
+from truth import Truth
 
 ROLES = """
 import numpy
@@ -87,7 +87,7 @@ def records(target: str, job: str, count: int = COUNT) -> list[dict[str, Any]]:
 def test_every_way_gives_what_is_computed(tmp_path: Path, runtime: Path, job: str) -> None:
     """Sent by a node, lent by it, and computed in a process beside this one; `show` agrees."""
     file = job_file(tmp_path)
-    truth = LocalLoader(load(str(file)).jobs[job])
+    truth = Truth(load(str(file)).jobs[job])
     expected = []
     for position in range(COUNT):
         encoded, body = truth.batch(position)
@@ -142,6 +142,6 @@ def test_bounds_count_what_a_batch_takes_here(tmp_path: Path) -> None:
                 assert loader.stats()["buffer_bytes"] <= limit + largest
         request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job="plain")
         assert node.feed.Describe(request).max_body_bytes >= largest
-    encoded, body = LocalLoader(load(str(tmp_path / "jobs.yaml")).jobs["plain"]).batch(0)
+    encoded, body = Truth(load(str(tmp_path / "jobs.yaml")).jobs["plain"]).batch(0)
     assert len(body) * 6.9 < read_header(encoded).body_bytes
     assert decode_values(read_header(encoded), body)["labels"].dtype == np.int64

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import platform
 from pathlib import Path
@@ -14,8 +13,6 @@ import pytest
 
 from harness import Server, run_command, serving, write_job_file
 from penstock.client import Loader
-from penstock.client.reading.transport import open_transport
-from penstock.client.run.control import Control
 from penstock.server.jobs.load import load
 from penstock.server.store import SqliteStore
 from penstock.server.usercode import libraries
@@ -102,19 +99,19 @@ def test_libraries_are_recorded_and_others_are_said_once(tmp_path: Path) -> None
 def test_a_local_reader_with_a_group_says_it_in_its_own_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once per process and log: a first attempt records, or names what differs."""
+    """Once per process and log: the first batch records, or names what differs."""
     file = write(tmp_path)
+    options: dict[str, Any] = {"as_numpy": True, "rank": 0, "world_size": 1}
     log_ids = {name: job.log_id for name, job in load(str(file)).jobs.items()}
     recorded(tmp_path, log_ids["known"], {"Python": "2.7.18"})
 
     with (
         caplog.at_level("WARNING", logger="penstock"),
-        contextlib.closing(open_transport(f"local:{file}")) as transport,
     ):
         for job in ("plain", "known"):
-            control = Control(transport, job, f"local:{file}", 60.0)
-            for token in ("one", "two"):
-                control.begin("run", token, 0, 1, batches_per_step=1, start_step=None, store="")
+            with Loader(f"local:{file}", job, group="run", **options) as loader:
+                next(iter(loader))
+                next(iter(loader))
 
     [said] = [one for one in caplog.messages if "computed here with" in one]
     assert f"Python {platform.python_version()} (recorded: 2.7.18)" in said

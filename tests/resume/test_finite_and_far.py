@@ -7,7 +7,6 @@ import itertools
 import pytest
 
 from penstock.server.job import Job
-from penstock.server.local import LocalLoader
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line, compute
 from penstock.server.pipeline.sample_planner import SamplePlanner
@@ -16,6 +15,7 @@ from penstock.server.roles.collators import DefaultBatchCollator
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import PastEnd, PositionFar
 from resume.plans import make_job
+from truth import Truth
 
 
 def finite_job(items: int, lanes: int, batch_size: int, epochs: int, drop_last: bool) -> Job:
@@ -159,15 +159,15 @@ def test_past_the_end_is_named() -> None:
     batches = job.order.batches
 
     with pytest.raises(PastEnd, match=f"holds {batches} batches"):
-        LocalLoader(job).batch(batches or 0)
+        Truth(job).batch(batches or 0)
 
 
 def test_going_back_gives_the_same_bytes() -> None:
     """A loader in this process may be asked for any position in any order."""
     job = make_job("best_fit_drop", "full", "choosy", 3)
-    forwards = LocalLoader(job)
+    forwards = Truth(job)
     truth = [forwards.batch(position) for position in range(60)]
 
-    loader = LocalLoader(job)
+    loader = Truth(job)
     for position in (59, 0, 30, 29, 31, 3, 58, 59):
         assert loader.batch(position) == truth[position], position

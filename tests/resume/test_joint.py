@@ -13,7 +13,6 @@ from invariants import check_conservation
 from penstock.server.core.refs import BatchPlan
 from penstock.server.job import Job
 from penstock.server.joint_job import JointJob
-from penstock.server.local import LocalLoader
 from penstock.server.node.count import ensure_counted, lanes_of_part
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Items
@@ -33,6 +32,7 @@ from penstock.wire import frame
 from penstock.wire.errors import BadSnapshot, InvalidJob
 from resume.joint import counted, endless, packed_set, padded_set
 from resume.plans import SizedProcessor, raw_items
+from truth import Truth
 
 LANES = ["packed", "padded", "packed", "padded", "packed"]
 """How `endless` deals its lanes: three and two, as evenly as it can be."""
@@ -109,7 +109,7 @@ def test_a_finite_job_ends_where_each_of_its_sets_does() -> None:
         job.lane_roles(lane)[0].roles.name == "found" for lane in range(job.lanes)
     ]
     ensure_counted(job)
-    loader, seen = LocalLoader(job), Counter[tuple[str, int, int]]()
+    loader, seen = Truth(job), Counter[tuple[str, int, int]]()
     for position in range(job.order.batches or 0):
         header = frame.read_header(loader.batch(position).header)
         seen.update({(s.source, s.index, s.epoch) for s in header.samples})

@@ -13,7 +13,6 @@ import pytest
 
 from penstock.server.job import Job
 from penstock.server.joint_job import JointJob
-from penstock.server.local import LocalLoader
 from penstock.server.node.count import ensure_counted
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Items
@@ -48,6 +47,7 @@ from resume.plans import (
     SizedProcessor,
     raw_items,
 )
+from truth import Truth
 
 G = 4
 
@@ -150,7 +150,7 @@ def test_a_line_goes_anywhere_without_planning_what_is_between(name: str, tmp_pa
 
 def headers_of(job: Job) -> list[Any]:
     """Return the headers of all batches of a finite job, as `local:` gives them."""
-    loader = LocalLoader(job)
+    loader = Truth(job)
     return [
         frame.read_header(loader.batch(position).header)
         for position in range(job.order.batches or 0)
@@ -220,7 +220,7 @@ def test_a_finite_log_is_cut_into_steps(name: str, tail: str, tmp_path: Path) ->
     total, size = job.order.batches or 0, G if (job.order.batches or 0) % G else G + 1
     cut = Cut(size, pad=tail == "pad")
     steps = cut.tail(total).steps
-    loader = LocalLoader(job)
+    loader = Truth(job)
 
     headers = [
         frame.read_header(loader.batch(position, cut).header) for position in range(steps * size)
@@ -405,7 +405,7 @@ def test_a_joint_job_with_a_planned_set_ends(choice: str, tmp_path: Path) -> Non
 def test_positions_are_computed_alone_as_well(tmp_path: Path) -> None:
     """As `penstockd show` does: from nothing but the job and the position, in any order."""
     job = make_job("knapsack", tmp_path, epochs=3)
-    loader = LocalLoader(make_job("knapsack", tmp_path, epochs=3))
+    loader = Truth(make_job("knapsack", tmp_path, epochs=3))
     every = [loader.batch(position) for position in range(job.order.batches or 0)]
 
     for position in np.random.default_rng(1).permutation(len(every))[:20].tolist():

@@ -122,8 +122,8 @@ def test_a_node_that_was_started_for_us_is_read_and_ended_with_the_loader(
     with ServedNode(batches=2) as node:
         asked, closed = [], []
 
-        def opener(rest: str) -> Endpoint:
-            asked.append(rest)
+        def opener(rest: str, **wanted: object) -> Endpoint:
+            asked.append((rest, wanted))
             return Endpoint(node.address, lambda: closed.append(rest))
 
         offer(monkeypatch, {"spawn": opener})
@@ -132,14 +132,14 @@ def test_a_node_that_was_started_for_us_is_read_and_ended_with_the_loader(
             assert closed == []
         loader.close()
 
-    assert asked == ["job.yaml?workers=2"]
+    assert asked == [("job.yaml?workers=2", {"job": "code", "grouped": False})]
     assert closed == ["job.yaml?workers=2"]
 
 
 def test_a_transport_of_another_package_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with ServedNode(batches=2) as node:
         transport = open_transport(node.address)
-        offer(monkeypatch, {"local": lambda rest: transport})
+        offer(monkeypatch, {"local": lambda _rest, **_wanted: transport})
 
         with Loader("local:job.yaml", "code", rank=0, world_size=1) as loader:
             assert len(list(loader)) == 2

@@ -13,7 +13,6 @@ import pytest
 
 from harness import serving, write_job_file
 from penstock.server.jobs.load import load
-from penstock.server.local import LocalLoader
 from penstock.server.rpc.gathering import GATHER_S, GATHER_SHARE
 from penstock.server.rpc.read import WAITING_EVERY_S
 from penstock.server.rpc.service import OPTIONS
@@ -36,6 +35,7 @@ from penstock.wire.frame import MAX_HEADER_BYTES
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 from penstock.wire.values import MAX_DIMENSIONS, MAX_LIST_DEPTH, STORAGE
+from truth import Truth
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 
@@ -192,7 +192,7 @@ def test_the_client_in_one_page_reads_what_local_computes(tmp_path: Path, job: s
             check=False,
         )
 
-    truth = LocalLoader(load(str(file)).jobs[job])
+    truth = Truth(load(str(file)).jobs[job])
     batches = [truth.batch(position) for position in range(8)]
     expected = [
         f"{position} {batch_digest(feed_pb2.BatchHeader.FromString(header), body)}"

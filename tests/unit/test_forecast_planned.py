@@ -20,7 +20,6 @@ from penstock.server.index.file import SourceBlocks, blocks_of, write_index
 from penstock.server.index.inputs import index_inputs
 from penstock.server.job import Job
 from penstock.server.joint_job import JointJob, RoleSet
-from penstock.server.local import LocalLoader
 from penstock.server.pipeline.counts import MAX_REASONS
 from penstock.server.pipeline.line import Line
 from penstock.server.planned.plan import Plan
@@ -45,6 +44,7 @@ from penstock.wire.errors import BadBatch, InvalidJob, InvalidRequest, PastEnd
 from planned import with_plan
 from planned_read import Read, SizedItems, tokens_of
 from resume.plans import LENGTHS
+from truth import Truth
 
 PACKERS: dict[str, SampleBatcher] = {
     "decreasing": BestFitDecreasingPackingBatcher(32, rows=2),
@@ -152,7 +152,7 @@ def test_a_job_without_a_batch_is_refused_as_a_node_refuses_it(
 def test_costs_are_those_of_positions(batcher: str, plan: str, tmp_path: Path) -> None:
     """In the order in which ranks meet the batches of the first epoch."""
     job = make(PACKERS[batcher], tmp_path, PLANS[plan], epochs=1)
-    loader, position, tokens = LocalLoader(job), 0, []
+    loader, position, tokens = Truth(job), 0, []
     while True:
         try:
             tokens.append(tokens_of(loader.batch(position).header))
@@ -170,7 +170,7 @@ def test_an_endless_job_goes_on_as_it_began(tmp_path: Path) -> None:
     """One epoch of it; and balanced steps are those of an epoch, with what the one before left."""
     job = make(PACKERS["decreasing"], tmp_path, PLANS["balanced"])
     batches = job.role_sets[0].planned.streams[0].batches  # type: ignore[union-attr]
-    loader, found = LocalLoader(job), planned(job)
+    loader, found = Truth(job), planned(job)
     whole = range(batches // 4 * 4)
     tokens = [tokens_of(loader.batch(position).header) for position in whole]
 
@@ -200,7 +200,7 @@ def test_reading_groups_have_their_own_windows(epochs: int, tmp_path: Path) -> N
     drawn = {"shuffle": "blocks", "reading_groups": 2, "window_blocks": 2}
     job = make(PACKERS["decreasing"], tmp_path, {}, data=data, drawn=drawn, epochs=epochs)
     read, found = Read(job), planned(job)
-    loader, costs = LocalLoader(job), figures_of_planned(job).costs["tokens"].tolist()
+    loader, costs = Truth(job), figures_of_planned(job).costs["tokens"].tolist()
 
     check_agrees(job, read, found)
     assert costs == [tokens_of(loader.batch(place).header) for place in range(len(costs))]
@@ -223,7 +223,7 @@ def test_reading_groups_without_a_block(blocks: int, epochs: int | None, tmp_pat
     assert lanes[blocks:] == [0] * (4 - blocks)
     assert (found.batches, found.is_all) == (sum(lanes), epochs is not None)
     # Positions of an endless job have a gap where the first lane without a batch would stand.
-    loader, places = LocalLoader(job), range(blocks if epochs is None else found.batches)
+    loader, places = Truth(job), range(blocks if epochs is None else found.batches)
     costs = figures.costs["tokens"].tolist()
     assert costs == [tokens_of(loader.batch(place).header) for place in places]
     if epochs is not None:

@@ -14,7 +14,6 @@ from penstock.server.forecast.report import PlanReport
 from penstock.server.forecast.simulated import simulate
 from penstock.server.job import Job
 from penstock.server.joint_job import JointJob, RoleSet
-from penstock.server.local import LocalLoader
 from penstock.server.pipeline.line import Line
 from penstock.server.roles import (
     BestFitPackingBatcher,
@@ -29,6 +28,7 @@ from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadBatch, InvalidJob, PastEnd
 from planned_read import Read, SizedItems, tokens_of
 from resume.plans import BATCHERS, LENGTHS, ChoosyProcessor, SizedProcessor, raw_items
+from truth import Truth
 
 PACKERS = [name for name in BATCHERS if name not in ("simple", "pool")]
 
@@ -149,7 +149,7 @@ def test_padding_is_what_the_collator_counts(batcher: str, collator: Any) -> Non
 def test_positions_of_a_finite_job_are_read_in_the_order_of_the_plan() -> None:
     """The columns of batches stand in the order of positions, which skews are computed from."""
     job = make(BATCHERS["best_fit_split"], lanes=4, epochs=1)
-    loader, position, tokens = LocalLoader(job), 0, []
+    loader, position, tokens = Truth(job), 0, []
     while True:
         try:
             computed = loader.batch(position)
@@ -167,7 +167,7 @@ def test_positions_of_a_finite_job_are_read_in_the_order_of_the_plan() -> None:
 def test_positions_of_an_endless_job_are_those_below_the_first_gap() -> None:
     """Lanes end an epoch at different offsets: beyond the first that does, places are not known."""
     job = make(BATCHERS["best_fit_split"], data=source(120), lanes=4)
-    loader, found = LocalLoader(job), simulate(job)
+    loader, found = Truth(job), simulate(job)
     tokens = [tokens_of(loader.batch(position).header) for position in range(found.positions)]
 
     assert 0 < found.positions <= len(found.costs["tokens"])

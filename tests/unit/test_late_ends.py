@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from penstock.server.job import Job
-from penstock.server.local import LocalLoader
 from penstock.server.node.count import ensure_counted
 from penstock.server.node.reader import Reader
 from penstock.server.roles.processors import FunctionProcessor
@@ -20,6 +19,7 @@ from penstock.wire import frame
 from penstock.wire.errors import LogDiverged
 from penstock.wire.order import Cut, Share, Tail, divisors
 from resume import plans
+from truth import Truth
 from unit.inline_workers import InlineNode
 
 CASES = 90
@@ -104,7 +104,7 @@ class Play:
         self.seed = seed
         counted = make_job(seed)
         ensure_counted(counted)
-        self.truth, batches = LocalLoader(counted), counted.order.batches
+        self.truth, batches = Truth(counted), counted.order.batches
         self.counted = counted
         step = self.rng.choice([1, 2, 3, 5, 6])
         self.world = self.rng.choice([*divisors(step), self.rng.randrange(1, step + 4)])

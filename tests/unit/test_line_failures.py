@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.job import Job
-from penstock.server.local import LocalLoader
 from penstock.server.node.reader import Reader
 from penstock.server.roles import (
     MapDistributor,
@@ -21,6 +20,7 @@ from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore
 from penstock.wire.errors import PenstockError
 from penstock.wire.order import Share
+from truth import Truth
 from unit.inline_workers import InlineNode
 
 FAILURES: list[int] = []
@@ -74,7 +74,7 @@ def make_job() -> Job:
 async def test_nothing_is_made_of_a_half_changed_state(tmp_path: Path) -> None:
     """Every batch that is delivered behind the failure equals that of a line that never failed."""
     job = make_job()
-    truth = LocalLoader(job)
+    truth = Truth(job)
     expected = {position: bytes(truth.batch(position).body) for position in range(12)}
     store = SqliteStore(tmp_path / "store.db")
     await store.open()

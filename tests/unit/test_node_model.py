@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from penstock.server.core.refs import BatchPlan
-from penstock.server.local import LocalLoader
 from penstock.server.node.messages import Make, Plan, Produce
 from penstock.server.node.reader import Reader
 from penstock.server.pipeline.line import Computed
@@ -18,16 +17,17 @@ from penstock.server.store import SqliteStore
 from penstock.wire import frame
 from penstock.wire.order import Share
 from resume.plans import make_job
+from truth import Truth
 from unit.inline_workers import InlineNode
 
-TRUTH: dict[tuple[str, str, int], tuple[LocalLoader, dict[tuple[int, bool], Computed]]] = {}
+TRUTH: dict[tuple[str, str, int], tuple[Truth, dict[tuple[int, bool], Computed]]] = {}
 
 
 def truth(plan: tuple[str, str, int], position: int, *, filler: bool = False) -> Computed:
     """Return a batch as `local:` computes it; remembered, as every seed asks for the same."""
     if plan not in TRUTH:
         batcher, processor, lanes = plan
-        TRUTH[plan] = (LocalLoader(make_job(batcher, "full", processor, lanes)), {})
+        TRUTH[plan] = (Truth(make_job(batcher, "full", processor, lanes)), {})
     loader, known = TRUTH[plan]
     if (position, filler) not in known:
         known[position, filler] = loader.batch(position, filler=filler)

@@ -13,7 +13,6 @@ from penstock.server.commands.memory import node_memory
 from penstock.server.commands.plan import report
 from penstock.server.forecast.window_figures import add_up
 from penstock.server.job import Job
-from penstock.server.local import LocalLoader
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Maker
@@ -32,6 +31,7 @@ from penstock.server.roles import (
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.sources import ItemsSource
 from planned import with_plan
+from truth import Truth
 
 ROW = 64
 BALANCE = "tokens + squares / 64"
@@ -158,7 +158,7 @@ def test_processing_is_what_a_plan_says_and_little(case: str, tmp_path: Path) ->
     by_lines = read_by_lines(job)
     processed = tokens_processed(data)
     Spelled.calls.clear()
-    loader = LocalLoader(job)
+    loader = Truth(job)
     for position in range(len(by_lines)):
         loader.batch(position)
 

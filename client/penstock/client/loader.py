@@ -38,9 +38,9 @@ class Loader:
 
     Args:
         target: Where the node is: `host:port`, `dns:///name:port`, `unix:/path`; `local:FILE`
-            computes in a process beside this one; `spawn:FILE?workers=4` starts a node on this
-            machine, with the settings `workers`, `store` and `metrics` if given, and ends it with
-            its last reader; or an open `Transport`.
+            starts a node of this Loader's own, with one worker; `spawn:FILE?workers=4` starts a
+            node on this machine, with the settings `workers`, `store` and `metrics` if given, and
+            ends it with its last reader; or an open `Transport`.
         job: The job's name in the job file.
         group: The name of the training run, the same on all its ranks: its cursor is kept in the
             node's store. `None` stores nothing and begins at step 0.

@@ -325,7 +325,7 @@ class Reader:
         at, steps = self.at, self.steps
         if not session.tail_pad and self._options.max_steps is None:
             steps = None  # the stream's end says what was left out
-        transport = self._resources.connect(self._options.address)
+        transport = self._resources.connect(self._options)
         feed = Feed(
             [Node(transport, session.target)],
             session,

@@ -1,8 +1,7 @@
 """What a Loader talks to: a server over gRPC, or a job in its own process, by the same messages.
 
 `local:` and `spawn:` are found through the entry point group `penstock.transports`, so that the
-halves never import each other: the entry point is a function `open(rest) -> Transport | Endpoint`,
-where `rest` is what follows the colon.
+halves never import each other: the entry point is an `Opener`.
 """
 
 from __future__ import annotations
@@ -95,4 +94,17 @@ class Endpoint:
     close: Callable[[], None]
 
 
-__all__ = ["Endpoint", "ReadCall", "Transport"]
+class Opener(Protocol):
+    """An entry point of that group."""
+
+    def __call__(self, rest: str, *, job: str, grouped: bool) -> Transport | Endpoint:
+        """Return a way to a node.
+
+        Args:
+            rest: What follows the colon of the target.
+            job: The job that is asked for; empty = any.
+            grouped: Cursors or verdicts are used.
+        """
+
+
+__all__ = ["Endpoint", "Opener", "ReadCall", "Transport"]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import ipaddress
 import signal
 import time
-from collections.abc import Awaitable, Callable
-from typing import TextIO
+from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
@@ -24,25 +22,34 @@ from penstock.server.node.node import Node
 from penstock.server.rpc.connections import raise_files
 from penstock.server.rpc.opening import VERSION
 from penstock.server.rpc.service import Service
-from penstock.server.store import open_store
+from penstock.server.store import Store, open_store
 from penstock.server.store.watch import StoreWatch
 from penstock.server.tls import LOOK_S, NodeTls
+from penstock.server.users import Users
 from penstock.wire.errors import InvalidRequest, PenstockError
 from penstock.wire.malloc import keep_memory
 
 logger = structlog.get_logger("penstock")
 
 
-def run(config: Config, *, exit_when_unused: str | None = None, early: Early | None = None) -> int:
+def run(
+    config: Config,
+    *,
+    early: Early,
+    users: Users | None = None,
+    names: Iterable[str] | None = None,
+    store: Store | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the exit status.
 
     The log was configured before: workers follow it.
 
     Args:
         config: The settings and the jobs.
-        exit_when_unused: End when no process holds a lock on this file: for a node that a Loader
-            started.
         early: The workers, which were started before this was imported.
+        users: Who uses it; it ends when nobody does. None = it is there for everybody.
+        names: The jobs that are served; None = all.
+        store: What is used in place of the store of the settings; not opened yet.
 
     Raises:
         PenstockError: What keeps it from starting, in one sentence.
@@ -53,11 +60,17 @@ def run(config: Config, *, exit_when_unused: str | None = None, early: Early | N
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config, exit_when_unused, early))
-    return asyncio.run(_serve(config, exit_when_unused, early))
+            return runner.run(_serve(config, early, users, names, store))
+    return asyncio.run(_serve(config, early, users, names, store))
 
 
-async def _serve(config: Config, exit_when_unused: str | None, early: Early | None) -> int:
+async def _serve(
+    config: Config,
+    early: Early,
+    users: Users | None,
+    names: Iterable[str] | None,
+    store: Store | None,
+) -> int:
     settings = config.server
     check_exposed(settings)
     is_unix = settings.listen.startswith("unix:")
@@ -71,8 +84,9 @@ async def _serve(config: Config, exit_when_unused: str | None, early: Early | No
     stop, at_once = asyncio.Event(), asyncio.Event()
     ending = Ending()
     _on_signals(stop, at_once)
-    jobs = {name: config.jobs[name] for name in config.jobs}
-    store = open_store(settings.store, config.base)
+    jobs = {name: config.job(name) for name in names or config.jobs}
+    if store is None:
+        store = open_store(settings.store, config.base)
     metrics = Metrics(VERSION)
     metrics.begin(jobs)
     watch = StoreWatch(store)
@@ -84,10 +98,9 @@ async def _serve(config: Config, exit_when_unused: str | None, early: Early | No
 
     store.watch(store_failed)
     async with contextlib.AsyncExitStack() as stack:
-        users: TextIO | None = None
-        if exit_when_unused is not None:
-            # Opened first, so closed last: a process that waits for this lock finds the store free.
-            users = stack.enter_context(open(exit_when_unused, "w"))  # noqa: ASYNC230, SIM115
+        if users is not None:
+            # Entered first, so left last: whoever waits for it finds the store free.
+            stack.enter_context(users)
         await store.open()
         served = False
 
@@ -161,12 +174,15 @@ async def _serve(config: Config, exit_when_unused: str | None, early: Early | No
             jobs={name: job.log_id.hex()[:12] for name, job in jobs.items()},
             version=VERSION,
         )
+        watching = None
         if users is not None:
-            watching = asyncio.ensure_future(_end_when_unused(users, stop))
+            users.ready()
+            watching = asyncio.ensure_future(users.gone())
+            watching.add_done_callback(lambda _: stop.set())
             stack.callback(watching.cancel)
         await stop.wait()
         grace_s = settings.drain_seconds
-        if users is not None and watching.done():
+        if watching is not None and watching.done():
             grace_s = min(grace_s, UNUSED_GRACE_S)
         logger.info("draining", streams=len(service.streams), grace_s=grace_s)
         metrics.draining.set(1)
@@ -312,17 +328,6 @@ def _on_signals(stop: asyncio.Event, at_once: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, handle)
-
-
-async def _end_when_unused(users: TextIO, stop: asyncio.Event) -> None:
-    """Stop once nobody holds a lock on `users`; the lock is kept until this process has ended."""
-    while not stop.is_set():
-        try:
-            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            await asyncio.sleep(0.1)
-        else:
-            stop.set()
 
 
 def check_exposed(settings: ServerSettings) -> None:

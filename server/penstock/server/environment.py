@@ -1,6 +1,6 @@
 """The environment in which batches are computed: what a role may depend on unseen is fixed.
 
-Every process that computes a batch has it: the workers of a node, the process of `local:`, and
+Every process that computes a batch has it: the workers of a node, that of `local:` too, and
 `penstockd show` and `check` themselves. So a time zone, a locale, a hash seed or the number of
 threads of a numeric library cannot make two contents of one log id. `penstockd serve` has it, too:
 it computes log ids, which the workers compute again.

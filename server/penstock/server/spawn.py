@@ -50,8 +50,10 @@ START_DEADLINE_S, END_DEADLINE_S = 120.0, 30.0
 SETTINGS = {"workers": "--workers", "store": "--store", "metrics": "--metrics"}
 
 
-def open_transport(rest: str) -> Endpoint:
+def open_transport(rest: str, *, job: str = "", grouped: bool = True) -> Endpoint:
     """Return the address of a running node for `rest`, starting one if there is none.
+
+    It serves all jobs of the file, with its store, whatever its first reader reads.
 
     Raises:
         MissingExtra: The server half's packages are not installed.
@@ -69,7 +71,7 @@ def open_transport(rest: str) -> Endpoint:
                 value=key,
             )
     target = absolute_target(file)
-    folder = _folder()
+    folder = private_folder("spawn:")
     name = hashlib.sha256("\0".join((target, repr(sorted(settings.items())))).encode()).hexdigest()
     base = folder / name[:16]
     node = _Node(target, settings, base)
@@ -322,10 +324,13 @@ MAX_FOLDER_BYTES = 100 - len("/0123456789abcdef.sock")
 """What is left for the folder of the 100 bytes that a socket's path may have."""
 
 
-def _folder() -> Path:
+def private_folder(scheme: str) -> Path:
     """Return a folder of this user alone, which nobody else could have put there.
 
     Its path is short, since that of a socket has at most 107 bytes.
+
+    Args:
+        scheme: Who keeps sockets there, for messages.
 
     Raises:
         InvalidRequest: Its path is too long, what lies there is a link, or others may write or look
@@ -335,7 +340,7 @@ def _folder() -> Path:
     folder = Path(base) / f"penstock-{os.getuid()}"
     if len(os.fsencode(folder)) > MAX_FOLDER_BYTES:
         raise InvalidRequest(
-            f"spawn: keeps its sockets in {folder}, whose path has more than {MAX_FOLDER_BYTES} "
+            f"{scheme} keeps its sockets in {folder}, whose path has more than {MAX_FOLDER_BYTES} "
             "bytes, and the path of a socket must be short: set XDG_RUNTIME_DIR to a folder of "
             "yours with a shorter path",
             field="folder",
@@ -347,7 +352,7 @@ def _folder() -> Path:
         pass
     except OSError as error:
         raise InvalidRequest(
-            f"spawn: finds no folder for its socket: {folder} cannot be made ({error.strerror}); "
+            f"{scheme} finds no folder for its socket: {folder} cannot be made ({error.strerror}); "
             "set XDG_RUNTIME_DIR to a folder of yours",
             field="folder",
             value=str(folder),
@@ -362,7 +367,7 @@ def _folder() -> Path:
         wrong = f"is open to others (mode {stat.S_IMODE(found.st_mode):04o}, and not 0700)"
     if wrong:
         raise InvalidRequest(
-            f"spawn: keeps its sockets in {folder}, and that {wrong}: remove it, or set "
+            f"{scheme} keeps its sockets in {folder}, and that {wrong}: remove it, or set "
             "XDG_RUNTIME_DIR to a folder of yours",
             field="folder",
             value=str(folder),
@@ -370,4 +375,4 @@ def _folder() -> Path:
     return folder
 
 
-__all__ = ["open_transport"]
+__all__ = ["open_transport", "private_folder"]

@@ -119,7 +119,7 @@ class Actions:
 
     def _run(self, args: argparse.Namespace) -> int:
         args.action = args.action or "list"
-        with connected(address_in(args), args.job, args.timeout) as control:
+        with connected(address_in(args), args.job, args.timeout, grouped=True) as control:
             return self._runs[args.action](control, args)
 
 
@@ -157,9 +157,11 @@ def _at_least(minimum: int, text: str) -> int:
 
 
 @contextmanager
-def connected(address: Address, job: str, timeout_s: float) -> Iterator[Control]:
+def connected(
+    address: Address, job: str, timeout_s: float, *, grouped: bool = False
+) -> Iterator[Control]:
     """Give the short calls about `job` at a node, and close the connection after."""
-    transport = open_transport(address)
+    transport = open_transport(address, job, grouped=grouped)
     try:
         yield Control(transport, job, address.text, timeout_s)
     finally:

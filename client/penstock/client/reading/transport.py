@@ -31,7 +31,7 @@ from penstock.wire.errors import (
     decode_error,
 )
 from penstock.wire.memory import memory_path
-from penstock.wire.transport import Endpoint, ReadCall, Transport
+from penstock.wire.transport import Endpoint, Opener, ReadCall, Transport
 
 ENTRY_POINTS = "penstock.transports"
 """The entry point group in which other packages offer targets: `name:rest`."""
@@ -215,13 +215,18 @@ def _is_reset(code: Any, details: str) -> bool:
     return any(sign in text for sign in ("stream removed", "rst_stream", "goaway", "socket closed"))
 
 
-def open_transport(address: Address | str | Sequence[str] | Transport) -> Transport:
+def open_transport(
+    address: Address | str | Sequence[str] | Transport, job: str = "", *, grouped: bool = True
+) -> Transport:
     """Return a transport to a node.
 
     Args:
         address: The node; its target is `host:port`, `dns:///name:port`, `unix:/path`,
             `local:FILE`, `spawn:FILE`, or an open transport, which is used as it is. A target alone
             has the credentials of the environment.
+        job: The job that is asked for; a node that is started for this serves no other. Empty = all
+            of its file.
+        grouped: Cursors are used, or verdicts: such a node opens the file's store.
 
     Raises:
         InvalidRequest: The target names several nodes, no port, or a kind that nobody offers; or
@@ -232,7 +237,7 @@ def open_transport(address: Address | str | Sequence[str] | Transport) -> Transp
         address = address_of(address)
     target = address.target
     if isinstance(target, str):
-        return _open_address(address, target)
+        return _open_address(address, target, job, grouped=grouped)
     if isinstance(target, Sequence) and not isinstance(target, bytes):
         raise _several(", ".join(map(str, target)))
     if not hasattr(target, "unary"):
@@ -240,17 +245,17 @@ def open_transport(address: Address | str | Sequence[str] | Transport) -> Transp
     return target
 
 
-def _open_address(address: Address, target: str) -> Transport:
+def _open_address(address: Address, target: str, job: str, *, grouped: bool) -> Transport:
     if "," in target:
         raise _several(target)
     scheme, colon, rest = target.partition(":")
     if colon and scheme in ("unix", "dns", "ipv4", "ipv6", "unix-abstract"):
         return GrpcTransport(address)
     if colon and (opener := _find_opener(scheme)) is not None:
-        opened = opener(rest)
+        opened = opener(rest, job=job, grouped=grouped)
         if isinstance(opened, Endpoint):
             return GrpcTransport(address.at(opened.target), on_close=opened.close)
-        return opened  # type: ignore[no-any-return]
+        return opened
     if scheme in ("local", "spawn"):
         raise _missing_server(target, "no installed package offers it")
     port = target.rpartition(":")[2]
@@ -279,10 +284,10 @@ def _no_address(what: str, target: object) -> InvalidRequest:
     )
 
 
-def _find_opener(scheme: str) -> Callable[[str], Any] | None:
+def _find_opener(scheme: str) -> Opener | None:
     for entry in metadata.entry_points(group=ENTRY_POINTS, name=scheme):
         try:
-            opener: Callable[[str], Any] = entry.load()
+            opener: Opener = entry.load()
         except ImportError as error:
             raise _missing_server(f"{scheme}:", str(error)) from error
         return opener

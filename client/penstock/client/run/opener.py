@@ -55,7 +55,7 @@ class Opener:
     def control(self) -> Control:
         """The short calls; connects at first use."""
         if self._control is None:
-            transport = self._resources.connect(self._options.address)
+            transport = self._resources.connect(self._options)
             self._control = Control(
                 transport, self._options.job, self.target, self._options.deadline_s
             )

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable
 
 from penstock.client.aside import Patience, aside
-from penstock.client.credentials import Address
+from penstock.client.options import Options
 from penstock.client.reading.feed import Feed
 from penstock.client.reading.transport import open_transport
 from penstock.client.run.guard import ProcessGuard
@@ -28,7 +28,7 @@ class Resources:
         self.feeds: set[Feed] = set()
         self._lock = threading.Lock()  # taken in `aside` only
 
-    def connect(self, address: Address) -> Transport:
+    def connect(self, options: Options) -> Transport:
         """Return the connection; open it first if necessary.
 
         Raises:
@@ -38,7 +38,9 @@ class Resources:
         def open_once(_: Patience) -> Transport:
             with self._lock:
                 if self.transport is None:
-                    self.transport = open_transport(address)
+                    self.transport = open_transport(
+                        options.address, options.job, grouped=options.group is not None
+                    )
                 return self.transport
 
         if self.transport is not None:

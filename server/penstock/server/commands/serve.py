@@ -75,8 +75,10 @@ def serve(
 
         configure(config.server.log_format, config.server.log_level)
         from penstock.server.app import run
+        from penstock.server.users import Lockers
 
-        return run(config, exit_when_unused=exit_when_unused, early=early)
+        users = None if exit_when_unused is None else Lockers(exit_when_unused)
+        return run(config, early=early, users=users)
 
 
 __all__ = ["serve"]

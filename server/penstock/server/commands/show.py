@@ -191,7 +191,8 @@ class Replay:
         """
         line = nearest_line(self._job, lane, offset, items, line, self._nearest)
         check_reachable(self._job, line, offset)
-        if cost := replay_cost(line, offset, self._why()):
+        can_seek = line.planner.can_seek()
+        if not can_seek and (cost := replay_cost(lane, line.offset, offset, self._why())):
             if not self._has_told:
                 self._has_told = True
                 click.echo(f"penstockd: {cost}", err=True)
@@ -202,7 +203,8 @@ class Replay:
     def _nearest(self, lane: int, offset: int) -> bytes | None:
         if self._recorded is None:
             return None
-        return self._recorded.snapshot(self._job.log_id, lane, offset)
+        found = self._recorded.snapshot(self._job.log_id, lane, offset)
+        return None if found is None else found.data
 
     def _why(self) -> str:
         return self._recorded.why_none() if self._recorded is not None else "no store is read"

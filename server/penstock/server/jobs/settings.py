@@ -225,8 +225,7 @@ class ServerSettings(_Section):
         "The library that takes the place of malloc in the processes that make batches: `auto` "
         "takes jemalloc, else mimalloc, where one is installed (Debian's packages `libjemalloc2` "
         "and `libmimalloc2.0`); `jemalloc` or `mimalloc` demands it, a path names any other, and "
-        "`off` keeps the system's. Tokenizing takes a third less time with either. The process of "
-        "`local:` has it by the variable PENSTOCK_ALLOCATOR alone.",
+        "`off` keeps the system's. Tokenizing takes a third less time with either.",
         "auto, off, jemalloc, mimalloc, or the path of a library",
         min_length=1,
     )

@@ -41,7 +41,7 @@ class Note(NamedTuple):
     Attributes:
         serial: Grows with every note.
         stage: What it does; empty = the note was not finished.
-        of: What it does it for: a log by its id, hex, or in the process of `local:` a job by name.
+        of: What it does it for: a log by its id, hex; a process that counts, a job by name.
         lane: The lane.
         item: The item, where there is one.
     """

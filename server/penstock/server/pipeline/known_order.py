@@ -73,14 +73,6 @@ class KnownOrder:
         self._items = items or Items(job)
         self._planners: dict[int, Planner] = {}
 
-    @property
-    def so_far(self) -> str:
-        """Return for people how far it is counted."""
-        ends, lanes = self.numbering.order.ends or (), range(self.job.lanes)
-        draws = [expected_draws(self.job, lane) for lane in lanes]
-        over = sum(draws[lane] or 0 for lane in lanes if ends[lane] is not None)
-        return items_counted(over + sum(each.drawn for each in self._planners.values()), draws)
-
     def locate(self, position: int, cut: Cut | None = None, look: Look | None = None) -> Located:
         """Return which batch stands at a position; plan what that depends on, where necessary.
 

@@ -175,20 +175,19 @@ LONG_REPLAY = 1000
 """Batches planned again from which on people are told why it takes long: up to a second or so."""
 
 
-def replay_cost(line: Line, offset: int, why: str) -> str:
+def replay_cost(lane: int, begins: int, offset: int, why: str) -> str:
     """Return a sentence for people about a long way to an offset; "" where it is short.
 
     Args:
-        line: What goes there.
+        lane: The lane, which arithmetic does not lead along.
+        begins: The offset that it is planned from.
         offset: Where to.
         why: Why there is no nearer snapshot.
     """
-    ahead = offset - line.offset
-    if ahead < LONG_REPLAY or line.planner.can_seek():
+    ahead = offset - begins
+    if ahead < LONG_REPLAY:
         return ""
-    return (
-        f"{ahead:,} batches of lane {line.lane} are planned again to reach offset {offset:,}: {why}"
-    )
+    return f"{ahead:,} batches of lane {lane} are planned again to reach offset {offset:,}: {why}"
 
 
 def nearest_line(

@@ -1,4 +1,4 @@
-"""A batch on its way from values to bytes: what worker and `local:` write where it shall lie."""
+"""A batch on its way from values to bytes, which a worker writes where they shall lie."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ QUEUED = "queued"
 """The stage of a batch whose worker is busy with something else."""
 
 ANYBODY = Caller()
-"""Who calls where nobody is asked who it is: a Unix socket, `local:`, a node without tokens."""
+"""Who calls where nobody is asked who it is: a Unix socket, or a node without tokens."""
 
 CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
 """Who makes the call that this task serves."""

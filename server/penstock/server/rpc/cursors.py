@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -27,7 +26,6 @@ from penstock.server.store.base import (
     Store,
 )
 from penstock.server.store.rules.checks import check_name, check_text, printable
-from penstock.server.usercode import libraries
 from penstock.wire.errors import (
     CommitOutOfRange,
     GroupInUse,
@@ -72,12 +70,6 @@ class Listener:
         """A group is gone."""
 
 
-logger = logging.getLogger("penstock")
-"""The client's logger: `local:` computes in the client's process."""
-
-_compared: set[tuple[str, bytes]] = set()  # (store, log id) whose libraries were compared here
-
-
 class Cursors:
     """Answers the `Cursors` service.
 
@@ -86,8 +78,6 @@ class Cursors:
         store: Open.
         listener: Told what was done; it ends streams of older generations, and logs.
         release: Releases an item of a job, if this process plans.
-        computes_here: This process makes the batches, too, as that of `local:` does: a new attempt
-            compares its libraries with the recorded ones. A node asks its workers.
         asked: Tells below which offset a job's lanes were planned here: a step that was read is
             within reach, also where no snapshot of it is stored yet.
 
@@ -114,11 +104,9 @@ class Cursors:
         listener: Listener | None = None,
         release: Release | None = None,
         *,
-        computes_here: bool = True,
         asked: Callable[[Job], int] | None = None,
         numbered: Callable[[Job], Numbering] = Job.numbering,
     ) -> None:
-        self._computes_here = computes_here
         self._jobs, self._store = jobs, store
         self._seekable: dict[bytes, list[bool]] = {}  # by log and set: arithmetic leads anywhere
         self._asked = asked or (lambda job: 0)
@@ -185,8 +173,6 @@ class Cursors:
             uneven=request.uneven,
         )
         begun = await self._store.begin(asked)
-        if self._computes_here:
-            await self._compare_libraries(job)
         if not begun.joined:
             self._listener.began(asked, begun)
         return pb.BeginReply(
@@ -202,17 +188,6 @@ class Cursors:
             token=begun.token,
             timeline=[pb.LogFrom(from_step=step, log_id=log) for step, log in begun.timeline],
         )
-
-    async def _compare_libraries(self, job: Job) -> None:
-        """Record what computes a job in this process, or log once what differs from the record."""
-        place = self._store.uuid, job.log_id
-        if place in _compared:
-            return
-        _compared.add(place)
-        versions = libraries.in_use()
-        recorded = await self._store.note_libraries(job.log_id, versions)
-        if found := libraries.differences(versions, recorded):
-            logger.warning("%s", libraries.sentence(job.name, found))
 
     async def _commit(self, request: pb.CommitRequest) -> pb.CommitReply:
         job = self._job(request.job, request.group)

@@ -109,7 +109,6 @@ class Service:
             store,
             self.streams,
             node.release,
-            computes_here=False,
             asked=node.asked,
             numbered=node.numbering,
         )

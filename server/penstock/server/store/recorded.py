@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.server.job import Job
 from penstock.server.store import SqliteStore, open_store
+from penstock.server.store.base import SnapshotRecord
 from penstock.server.store.schema import FORMAT
 from penstock.server.usercode import libraries
 
@@ -38,16 +39,16 @@ class Recorded:
         self.path = store.path if isinstance(store, SqliteStore) and exists else None
         self.problem = ""
 
-    def snapshot(self, log_id: bytes, lane: int, offset: int) -> bytes | None:
+    def snapshot(self, log_id: bytes, lane: int, offset: int) -> SnapshotRecord | None:
         """Return the nearest whole snapshot at or below an offset; None = there is none."""
         rows = self._rows(
-            "SELECT checksum, data FROM snapshots JOIN bodies ON bodies.id = snapshots.body "
+            "SELECT offset, checksum, data FROM snapshots JOIN bodies ON bodies.id = body "
             "WHERE log_id = ? AND lane = ? AND offset <= ? ORDER BY offset DESC LIMIT ?",
             (log_id, lane, offset, MAX_TRIES),
         )
-        for checksum, data in rows:
+        for at, checksum, data in rows:
             if isinstance(data, bytes) and hashlib.sha256(data).digest() == checksum:
-                return data
+                return SnapshotRecord(log_id, lane, at, data)
         return None
 
     def why_none(self) -> str:
