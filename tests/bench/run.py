@@ -53,6 +53,7 @@ NAMES = (
     "prefetch",
     "batch_sizes",
     "start",
+    "first_local",
     "commits",
     "resume",
     "memory",
