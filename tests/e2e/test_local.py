@@ -25,6 +25,7 @@ from penstock.wire.errors import (
     InvalidJob,
     InvalidRequest,
     PenstockError,
+    UnknownJob,
     WorkerCrashed,
 )
 
@@ -260,6 +261,57 @@ def test_a_loader_that_is_dropped_leaves_nothing(folder: Path) -> None:
     eventually(lambda: own_children() <= before, 20, "both children have ended")
     with pytest.raises(InvalidRequest, match="closed"):
         next(iter(first))
+
+
+def test_what_a_killed_trainer_left_goes_with_the_next_start(
+    folder: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket stays, as nobody is there to remove it; one that is in use is left alone."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    file = one_job(folder)
+    first = looking(f"local:{file}")
+    next(iter(first))
+    [used] = sockets(runtime)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = used.with_name(f"{gone.pid}-0a1b2c3d.sock")
+    left.touch()
+
+    with looking(f"local:{file}") as second:
+        next(iter(second))
+        assert left not in sockets(runtime)
+        assert len(sockets(runtime)) == 2
+    first.close()
+
+    assert sockets(runtime) == []
+
+
+def sockets(runtime: Path) -> list[Path]:
+    return sorted(runtime.glob("penstock-*/*.sock"))
+
+
+def test_other_jobs_of_the_file_are_not_built(folder: Path) -> None:
+    """Nor must they hold together: a notebook looks at one of them."""
+    broken = job(source={"type": "parquet", "files": "none.parquet"})
+    file = write_job_file(folder / "jobs.yaml", {"broken": broken, "one": job()})
+
+    with looking(f"local:{file}") as loader:
+        assert next(iter(loader))["x"].tolist() == [0, 1]
+    with (
+        Loader(f"local:{file}", "two", rank=0, world_size=1) as loader,
+        pytest.raises(UnknownJob, match="broken"),
+    ):
+        next(iter(loader))
+
+
+def test_a_role_that_kills_the_node_as_its_job_is_built_is_an_error(folder: Path) -> None:
+    """Once: nothing was given yet, so nothing is lost by saying so."""
+    (folder / "exits.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    with (
+        looking(f"local:{one_job(folder, processor='./exits.py:Any')}") as loader,
+        pytest.raises(WorkerCrashed, match="ended by SIGKILL before it was ready"),
+    ):
+        next(iter(loader))
 
 
 def kill_at_work(file: str, count: int) -> list[int]:

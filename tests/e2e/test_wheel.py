@@ -136,7 +136,7 @@ def test_batches_over_the_wire_are_those_that_are_computed_alone(
 JOB = "jobs:\n  main: {source: {type: items, items: [1, 2, 3]}, batch_size: 2}\n"
 WHAT_TO_INSTALL = (
     "needs the server half of penstock, which is not installed whole (aiohttp, click, "
-    "grpcio-health-checking and 6 more are missing): pip install 'penstock[server]' "
+    "grpcio-health-checking and 7 more are missing): pip install 'penstock[server]' "
     "[missing_extra]\n"
 )
 

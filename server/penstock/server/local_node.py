@@ -12,6 +12,7 @@ place of one that has died is started as on every node.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -97,6 +98,7 @@ def fork_worker(control: socket.socket) -> Early:
     files_fd, page_fd = catalogs_memory(), sealed_memory("penstock-page", PAGE_BYTES)
     ours, theirs = socket.socketpair()
     parent = os.getpid()
+    gc.freeze()  # what is there stays shared: no collection touches it
     pid = os.fork()
     if pid:
         theirs.close()
