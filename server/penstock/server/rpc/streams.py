@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import structlog
+from typing_extensions import override
 
 from penstock.server.access import Access
 from penstock.server.metrics import Metrics
@@ -350,10 +351,12 @@ class Streams(Listener):
 
     # --- what happens to groups ---
 
-    def readers(self, job: str, group: str) -> int:  # noqa: D102 - the base says it; so below
+    @override
+    def readers(self, job: str, group: str) -> int:
         return sum(1 for _ in self._of_attempts(job, group))
 
-    def began(self, request: BeginRequest, begun: Begun) -> None:  # noqa: D102
+    @override
+    def began(self, request: BeginRequest, begun: Begun) -> None:
         job, group = request.job.name, request.group
         who = request.owner or "another attempt"
         self._at(job, group, begun.start_step)
@@ -370,17 +373,15 @@ class Streams(Listener):
         )
         self._fence(job, group, begun.generation, f"began generation {begun.generation}", who)
 
-    def moved(  # noqa: D102
-        self, job: str, group: str, moved: Moved, how: str, owner: str
-    ) -> None:
+    @override
+    def moved(self, job: str, group: str, moved: Moved, how: str, owner: str) -> None:
         self._at(job, group, moved.step)
         place = {"job": job, "group": group}
         self.story.tell(story.MOVED, **place, **moved._asdict(), how=how, by=owner)
         self._fence(job, group, moved.generation, how, owner or "somebody")
 
-    def committed(  # noqa: D102
-        self, job: str, group: str, rank: int, committed: Committed
-    ) -> None:
+    @override
+    def committed(self, job: str, group: str, rank: int, committed: Committed) -> None:
         self._at(job, group, committed.cursor)
         for stream in self._of_attempts(job, group):
             # A reader that ends after its last commit says no more on its stream.
@@ -388,12 +389,12 @@ class Streams(Listener):
             stream.note_finished(committed.row if own else committed.cursor)
         logger.debug("cursor committed", job=job, group=group, rank=rank, **committed._asdict())
 
-    def checkpointed(  # noqa: D102
-        self, job: str, group: str, made: CheckpointRecord
-    ) -> None:
+    @override
+    def checkpointed(self, job: str, group: str, made: CheckpointRecord) -> None:
         self.story.tell(story.NAMED, job=job, group=group, name=made.name, step=made.step)
 
-    def deleted(self, record: GroupRecord, owner: str) -> None:  # noqa: D102
+    @override
+    def deleted(self, record: GroupRecord, owner: str) -> None:
         self._ranks.pop((record.job, record.name), None)
         readers = list(self._of_attempts(record.job, record.name))
         for stream in readers:

@@ -9,6 +9,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from typing_extensions import override
+
 from penstock.server.store.base import Store
 from penstock.server.store.rows import (
     DELETED,
@@ -87,22 +89,24 @@ class MemoryTables(Tables):
         self._tables = memory.tables
         self._undo: list[tuple[type[Row], _Key, Row | None]] = []
 
-    def now(self) -> str:  # noqa: D102 - the contract says it; so for all below
+    @override
+    def now(self) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
-    async def get(self, kind: type[R], *key: Value) -> R | None:  # noqa: D102
+    @override
+    async def get(self, kind: type[R], *key: Value) -> R | None:
         row: R | None = self._tables[kind].rows.get(key)
         return row
 
-    async def last(  # noqa: D102
-        self, kind: type[R], *prefix: Value, at_most: int | None = None
-    ) -> R | None:
+    @override
+    async def last(self, kind: type[R], *prefix: Value, at_most: int | None = None) -> R | None:
         table = self._tables[kind]
         keys = table.span(prefix, up_to=at_most)
         row: R | None = table.rows[keys[-1]] if keys else None
         return row
 
-    async def all(  # noqa: D102
+    @override
+    async def all(
         self,
         kind: type[R],
         *prefix: Value,
@@ -116,21 +120,25 @@ class MemoryTables(Tables):
             found = [row for row in found if getattr(row, column) == value]
         return found[:limit]
 
-    async def highest(self, kind: type[Row], column: str, *prefix: Value) -> int:  # noqa: D102
+    @override
+    async def highest(self, kind: type[Row], column: str, *prefix: Value) -> int:
         table = self._tables[kind]
         values = (getattr(table.rows[key], column) for key in table.span(prefix))
         return max(0, max(values, default=0))
 
-    async def counts(self, kind: type[Row], *prefix: Value) -> dict[Any, int]:  # noqa: D102
+    @override
+    async def counts(self, kind: type[Row], *prefix: Value) -> dict[Any, int]:
         found: dict[Any, int] = {}
         for key in self._tables[kind].span(prefix):
             found[key[len(prefix)]] = found.get(key[len(prefix)], 0) + 1
         return found
 
-    async def count(self, kind: type[Row], *prefix: Value) -> int:  # noqa: D102
+    @override
+    async def count(self, kind: type[Row], *prefix: Value) -> int:
         return len(self._tables[kind].span(prefix))
 
-    async def steps(  # noqa: D102
+    @override
+    async def steps(
         self, group_id: int, generation: int, rank: int
     ) -> tuple[int | None, int | None]:
         rows = await self.all(CursorRow, group_id, generation)
@@ -138,7 +146,8 @@ class MemoryTables(Tables):
         others = [row.step for row in rows if row.rank != rank]
         return min(own, default=None), min(others, default=None)
 
-    async def write(self, changes: Sequence[Change]) -> None:  # noqa: D102
+    @override
+    async def write(self, changes: Sequence[Change]) -> None:
         for change in changes:
             if isinstance(change, Drop):
                 keys = self._tables[change.kind].span(change.prefix, up_to=change.up_to)
@@ -185,30 +194,38 @@ class MemoryStore(Store):
         self._is_open = False
 
     @property
-    def uuid(self) -> str:  # noqa: D102 - the contract says it; so for all below
+    @override
+    def uuid(self) -> str:
         return self.memory.uuid
 
     @property
-    def where(self) -> str:  # noqa: D102
+    @override
+    def where(self) -> str:
         return "memory"
 
     @property
-    def shared(self) -> bool:  # noqa: D102
+    @override
+    def shared(self) -> bool:
         return True
 
-    def watch(self, on_error: Callable[[PenstockError], None]) -> None:  # noqa: D102
+    @override
+    def watch(self, on_error: Callable[[PenstockError], None]) -> None:
         self._on_error = on_error
 
-    async def probe(self) -> None:  # noqa: D102
+    @override
+    async def probe(self) -> None:
         self._check_open()
 
-    async def open(self) -> None:  # noqa: D102
+    @override
+    async def open(self) -> None:
         self._is_open = True
 
-    async def close(self) -> None:  # noqa: D102
+    @override
+    async def close(self) -> None:
         self._is_open = False
 
-    async def transact(self, transaction: Transaction[T]) -> T:  # noqa: D102
+    @override
+    async def transact(self, transaction: Transaction[T]) -> T:
         try:
             self._check_open()
             with self.memory.lock:

@@ -191,7 +191,7 @@ class LibraryRow(NamedTuple):
     first_seen: str
 
 
-class Table(NamedTuple):
+class StoreTable(NamedTuple):
     """How the rows of a class are kept.
 
     Attributes:
@@ -203,21 +203,21 @@ class Table(NamedTuple):
     key: int
 
 
-TABLES: dict[type[Row], Table] = {
-    MetaRow: Table("meta", 1),
-    JobRow: Table("jobs", 2),
-    DefinitionRow: Table("definitions", 1),
-    GroupRow: Table("groups", 2),
-    TimelineRow: Table("timelines", 2),
-    GenerationRow: Table("generations", 2),
-    CursorRow: Table("cursors", 3),
-    CheckpointRow: Table("checkpoints", 2),
-    SnapshotRow: Table("snapshots", 3),
-    BodyRow: Table("bodies", 1),
-    VerdictRow: Table("verdicts", 2),
-    LaneEndRow: Table("lane_ends", 2),
-    LibraryRow: Table("libraries", 2),
-    HaltRow: Table("halts", 2),
+TABLES: dict[type[Row], StoreTable] = {
+    MetaRow: StoreTable("meta", 1),
+    JobRow: StoreTable("jobs", 2),
+    DefinitionRow: StoreTable("definitions", 1),
+    GroupRow: StoreTable("groups", 2),
+    TimelineRow: StoreTable("timelines", 2),
+    GenerationRow: StoreTable("generations", 2),
+    CursorRow: StoreTable("cursors", 3),
+    CheckpointRow: StoreTable("checkpoints", 2),
+    SnapshotRow: StoreTable("snapshots", 3),
+    BodyRow: StoreTable("bodies", 1),
+    VerdictRow: StoreTable("verdicts", 2),
+    LaneEndRow: StoreTable("lane_ends", 2),
+    LibraryRow: StoreTable("libraries", 2),
+    HaltRow: StoreTable("halts", 2),
 }
 """Every class of rows."""
 
@@ -275,7 +275,7 @@ __all__ = [
     "Put",
     "Row",
     "SnapshotRow",
-    "Table",
+    "StoreTable",
     "TimelineRow",
     "Value",
     "VerdictRow",

@@ -11,6 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
+from typing_extensions import override
+
 from penstock.server.store.base import Store
 from penstock.server.store.database import SqliteFile
 from penstock.server.store.schema import touch
@@ -51,11 +53,13 @@ class SqliteStore(Store):
         return self._file.path
 
     @property
-    def where(self) -> str:  # noqa: D102 - the base says it; so for all below
+    @override
+    def where(self) -> str:
         return str(self.path)
 
     @property
-    def created(self) -> str:  # noqa: D102
+    @override
+    def created(self) -> str:
         return str(self.path) if self._file.created else ""
 
     @property
@@ -63,13 +67,16 @@ class SqliteStore(Store):
         """Return the identity of this store; empty before `open`."""
         return self._file.uuid
 
-    def watch(self, on_error: Callable[[PenstockError], None]) -> None:  # noqa: D102
+    @override
+    def watch(self, on_error: Callable[[PenstockError], None]) -> None:
         self._on_error = on_error
 
-    async def probe(self) -> None:  # noqa: D102
+    @override
+    async def probe(self) -> None:
         await self.run(touch, reports=False)
 
-    async def open(self) -> None:  # noqa: D102
+    @override
+    async def open(self) -> None:
         if self._thread is not None:
             return
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-store")
@@ -80,10 +87,12 @@ class SqliteStore(Store):
             await self.close()
             raise
 
-    async def close(self) -> None:  # noqa: D102
+    @override
+    async def close(self) -> None:
         await self._close(discards=False)
 
-    async def discard(self) -> None:  # noqa: D102
+    @override
+    async def discard(self) -> None:
         await self._close(discards=True)
 
     async def _close(self, *, discards: bool) -> None:
@@ -94,7 +103,8 @@ class SqliteStore(Store):
         thread.shutdown(wait=False)
         await asyncio.shield(done)
 
-    async def transact(self, transaction: Transaction[T]) -> T:  # noqa: D102
+    @override
+    async def transact(self, transaction: Transaction[T]) -> T:
         return await self.run(lambda connection: finish(transaction(SqliteTables(connection))))
 
     async def run(self, operation: Callable[[sqlite3.Connection], T], *, reports: bool = True) -> T:

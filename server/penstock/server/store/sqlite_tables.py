@@ -9,6 +9,8 @@ from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
 from penstock.server.store.rows import TABLES, Add, BodyRow, Change, CursorRow, Drop, Row, Value
 from penstock.server.store.schema import columns, seal
 from penstock.server.store.tables import R, Tables
@@ -24,20 +26,22 @@ class SqliteTables(Tables):
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
 
-    def now(self) -> str:  # noqa: D102 - the contract says it; so for all below
+    @override
+    def now(self) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
-    async def get(self, kind: type[R], *key: Value) -> R | None:  # noqa: D102
+    @override
+    async def get(self, kind: type[R], *key: Value) -> R | None:
         return _row(kind, self._db.execute(_texts(kind).get, key).fetchone())
 
-    async def last(  # noqa: D102
-        self, kind: type[R], *prefix: Value, at_most: int | None = None
-    ) -> R | None:
+    @override
+    async def last(self, kind: type[R], *prefix: Value, at_most: int | None = None) -> R | None:
         text = _last(kind, len(prefix), at_most is not None)
         values = prefix if at_most is None else (*prefix, at_most)
         return _row(kind, self._db.execute(text, values).fetchone())
 
-    async def all(  # noqa: D102
+    @override
+    async def all(
         self,
         kind: type[R],
         *prefix: Value,
@@ -51,27 +55,32 @@ class SqliteTables(Tables):
         rows = self._db.execute(text, (*values, -1 if limit is None else limit)).fetchall()
         return [kind(*row) for row in rows]
 
-    async def highest(self, kind: type[Row], column: str, *prefix: Value) -> int:  # noqa: D102
+    @override
+    async def highest(self, kind: type[Row], column: str, *prefix: Value) -> int:
         text = f"SELECT max({column}) FROM {_from(kind, len(prefix))}"
         (found,) = self._db.execute(text, prefix).fetchone()
         return max(0, found or 0)
 
-    async def counts(self, kind: type[Row], *prefix: Value) -> dict[Any, int]:  # noqa: D102
+    @override
+    async def counts(self, kind: type[Row], *prefix: Value) -> dict[Any, int]:
         by = columns(kind)[len(prefix)]
         text = f"SELECT {by}, count(*) FROM {_from(kind, len(prefix))} GROUP BY {by}"
         return dict(self._db.execute(text, prefix).fetchall())
 
-    async def count(self, kind: type[Row], *prefix: Value) -> int:  # noqa: D102
+    @override
+    async def count(self, kind: type[Row], *prefix: Value) -> int:
         text = f"SELECT count(*) FROM {_from(kind, len(prefix))}"
         return int(self._db.execute(text, prefix).fetchone()[0])
 
-    async def steps(  # noqa: D102
+    @override
+    async def steps(
         self, group_id: int, generation: int, rank: int
     ) -> tuple[int | None, int | None]:
         own, *others = self._db.execute(_STEPS, (group_id, generation, rank) * 3).fetchone()
         return own, min((step for step in others if step is not None), default=None)
 
-    async def write(self, changes: Sequence[Change]) -> None:  # noqa: D102
+    @override
+    async def write(self, changes: Sequence[Change]) -> None:
         for how, same in groupby(changes, _way):
             if isinstance(how, _Drop):
                 for change in same:
