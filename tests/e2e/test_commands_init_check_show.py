@@ -26,7 +26,8 @@ from harness import run_command
 from penstock.client.cli import main as penstock
 from penstock.server.cli import run
 from penstock.server.commands.group import cli
-from penstock.server.commands.pace import MAX_BATCHES, POOLS_PASSED
+from penstock.server.commands.measure import MAX_BATCHES
+from penstock.server.commands.meter import POOLS_PASSED
 from penstock.server.commands.show import computed_batches
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.line import Line

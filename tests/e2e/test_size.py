@@ -14,6 +14,7 @@ import pytest
 from harness import ENVIRONMENT
 from penstock.server.cli import run
 from penstock.server.commands.core_rate import measure_core
+from penstock.server.commands.meter import Clocks
 from penstock.server.jobs.load import load
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -144,11 +145,12 @@ def test_whole_lanes_are_counted_with_their_ends() -> None:
     ticks = iter(range(10**6))
     job = load("job.yaml").job("short")
     try:
-        found = measure_core(job, 90.0, clock=lambda: float(next(ticks)))
+        core = measure_core(job, 90.0, clocks=Clocks(wall=lambda: float(next(ticks))))
     finally:
         job.close()
 
-    assert found.whole_lanes
+    assert core.whole_lanes
+    found = core.metered
     assert found.lanes == 2
     assert found.counts["samples"] >= 2 * 10
     assert sum(window.counts["samples"] for window in found.windows) == found.counts["samples"]

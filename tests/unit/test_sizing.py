@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from penstock.server.commands.core_rate import CoreRate, rate_of
 from penstock.server.commands.memory import NodeMemory
+from penstock.server.commands.meter import Metered, rate_of
 from penstock.server.commands.size_report import notes_of_core
 from penstock.server.commands.sizing import (
     HEAD_ROOM,
@@ -200,7 +200,7 @@ def test_a_busy_machine_is_not_taken_for_one_that_waits(
     cpu_s: float, queued_s: float, notes: list[str]
 ) -> None:
     """Only time in which nothing was to be run asks for more workers than cores."""
-    found = list(notes_of_core(CoreRate(seconds=10.0, cpu_s=cpu_s, queued_s=queued_s)))
+    found = list(notes_of_core(Metered(seconds=10.0, cpu_s=cpu_s, queued_s=queued_s)))
 
     assert len(found) == len(notes)
     for note, begin in zip(found, notes, strict=True):
@@ -209,7 +209,7 @@ def test_a_busy_machine_is_not_taken_for_one_that_waits(
 
 SHARED_CORE = """
 import os, time
-from penstock.server.commands.core_rate import queued_s
+from penstock.server.commands.meter import queued_s
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 child = os.fork()
 if not child:

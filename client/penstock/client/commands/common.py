@@ -14,7 +14,7 @@ from penstock.client.credentials import TOKEN, Address, address_of
 from penstock.client.reading.transport import open_transport
 from penstock.client.run.control import Control
 from penstock.wire.order import MAX_POSITION
-from penstock.wire.terminal import columns_of, folded, plain, plain_lines
+from penstock.wire.terminal import columns_of, folded, plain_lines
 
 TIMEOUT_S = 10.0
 
@@ -178,20 +178,6 @@ def say(text: str, *, error: bool = False) -> None:
     """
     stream = sys.stderr if error else sys.stdout
     print(folded(plain_lines(text), columns_of(stream)), file=stream, flush=True)
-
-
-def table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:
-    """Return rows as aligned columns; those in `right` are flush right."""
-    rows = [[plain(cell) for cell in row] for row in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if index in right else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
 
 
 def counted(number: int, noun: str) -> str:

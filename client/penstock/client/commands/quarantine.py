@@ -11,11 +11,11 @@ from penstock.client.commands.common import (
     Actions,
     print_json,
     say,
-    table,
 )
 from penstock.client.run.control import Control
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.refs import number_text, parse_number
+from penstock.wire.table import Table
 from penstock.wire.terminal import plain
 from penstock.wire.v1 import cursors_pb2
 
@@ -68,8 +68,8 @@ def _list(control: Control, args: argparse.Namespace) -> int:
     if not verdicts:
         say(f"no item of job {args.job!r} was ever left out")
         return 0
-    rows = [["NUMBER", "ITEM", "EPOCHS", "STAGE", "LANE", "FROM OFFSET", "RELEASED", "REASON"]]
-    rows += [
+    heads = ("NUMBER", "ITEM", "EPOCHS", "STAGE", "LANE", "FROM OFFSET", "RELEASED", "REASON")
+    rows = [
         [
             str(verdict.number),
             f"{plain(verdict.source)}[{number_text(verdict.index)}]",
@@ -82,7 +82,7 @@ def _list(control: Control, args: argparse.Namespace) -> int:
         ]
         for verdict in verdicts
     ]
-    say(table(rows, frozenset((0, 4))))
+    say("\n".join(Table(rows, heads, frozenset((0, 4))).lines()))
     return 0
 
 

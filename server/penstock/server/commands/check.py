@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import click
 
-from penstock.server.commands.measure import Measured, examine
-from penstock.server.commands.pace import WINDOWS
+from penstock.server.commands.measure import WINDOWS, Measured, examine
 from penstock.server.commands.parts import part_rows
 from penstock.server.commands.progress import Progress
 from penstock.server.commands.purity import gather_elsewhere
 from penstock.server.commands.report import report
 from penstock.server.commands.say import say
 from penstock.server.commands.set_option import set_option
+from penstock.server.commands.sheet import block, counted, sheet
 from penstock.server.commands.together import measure_together
 from penstock.server.jobs.load import Config, load
 from penstock.server.store.recorded import version_warning
 from penstock.wire.errors import PenstockError
-from penstock.wire.terminal import plain
 
 _SAMPLE_CHARS = 400
 
@@ -128,17 +127,18 @@ def _examine(config: Config, name: str, items: int, batches: int) -> Measured:
 
 def render(measured: Measured, *, verbose: bool = False) -> str:
     """Return what was found out about a job, for people; `verbose` = how storage is read, too."""
-    return "\n".join(
-        [
-            f"{click.style(f'job {measured.job}', bold=True)}  log id {measured.log_id[:16]}",
-            f"  {_items(measured)} in {_counted(measured.lanes, 'lane')}, {_length(measured)}",
-            f"  {_counted(measured.items_run, 'item')} and "
-            f"{_counted(measured.batches_run, 'batch')} were made twice, in "
+    return sheet(
+        f"job {measured.job}",
+        _rows(measured, verbose),
+        more=f"  log id {measured.log_id[:16]}",
+        about=(
+            f"{_items(measured)} in {counted(measured.lanes, 'lane')}, {_length(measured)}",
+            f"{counted(measured.items_run, 'item')} and "
+            f"{counted(measured.batches_run, 'batch')} were made twice, in "
             "another order and process: the same",
-            *_table(_rows(measured, verbose)),
-            *_sample(measured.sample),
-            *(f"  {click.style('note', fg='yellow')} {plain(text)}" for text in measured.warnings),
-        ]
+        ),
+        blocks=_sample(measured.sample),
+        notes=measured.warnings,
     )
 
 
@@ -146,16 +146,16 @@ def _items(measured: Measured) -> str:
     if measured.items is None:
         return "a stream"
     drawn = measured.epoch_draws
-    of_epoch = "" if drawn is None else f", {_counted(drawn, 'draw')} an epoch,"
-    return _counted(measured.items, "item") + of_epoch
+    of_epoch = "" if drawn is None else f", {counted(drawn, 'draw')} an epoch,"
+    return counted(measured.items, "item") + of_epoch
 
 
 def _length(measured: Measured) -> str:
     if measured.batches is not None:
-        return _counted(measured.batches, "batch")
+        return counted(measured.batches, "batch")
     if measured.epochs is None:
         return "endless"
-    return f"{_counted(measured.epochs, 'epoch')}, whose batches are counted when it is served"
+    return f"{counted(measured.epochs, 'epoch')}, whose batches are counted when it is served"
 
 
 def _rows(measured: Measured, verbose: bool) -> Iterator[tuple[str, str]]:
@@ -173,31 +173,25 @@ def _rows(measured: Measured, verbose: bool) -> Iterator[tuple[str, str]]:
         each = " by each worker" if reading.groups == 1 else ""
         held = f"{reading.blocks_in_memory}, about {reading.mib_in_memory:,.1f} MiB"
         yield f"blocks in memory{each}", held
-        read = f"{reading.amplification:.2f} ({_counted(reading.blocks_read, 'block')})"
+        read = f"{reading.amplification:.2f} ({counted(reading.blocks_read, 'block')})"
         yield "read amplification of a window", read
     yield "allocator of workers", measured.allocator or NO_ALLOCATOR
     if (memory := measured.memory) is not None:
         each = f", {memory.reader:,.1f} more for each reader" if memory.reader >= 1 else ""
-        with_all = f"with {_counted(memory.workers, 'worker')}{each}"
+        with_all = f"with {counted(memory.workers, 'worker')}{each}"
         yield "memory of a node", f"{memory.keeping_up:,.0f} MiB {with_all}"
         ready = f"{memory.ready:,.0f} MiB of it for ready batches (ready_bytes of the server)"
         yield "memory where readers stall", f"up to {memory.stalled:,.0f} MiB, {ready}"
     yield from part_rows(measured.parts)
     for name, value in measured.counts.items():
-        yield f"{plain(name)} in {_counted(measured.batches_run, 'batch')}", f"{value:,}"
+        yield f"{name} in {counted(measured.batches_run, 'batch')}", f"{value:,}"
 
 
 def _measured_on(measured: Measured) -> str:
     if not measured.paced_batches:
-        return f"{_counted(measured.batches_run, 'batch')}, its lane has no more"
+        return f"{counted(measured.batches_run, 'batch')}, its lane has no more"
     pool = {None: "", True: ", past its pool's first fill", False: ", its pool not full yet"}
-    return _counted(measured.paced_batches, "batch") + pool[measured.pool_filled]
-
-
-def _counted(number: int, noun: str) -> str:
-    """Return `1 lane`, `4 batches`."""
-    plural = "" if number == 1 else "es" if noun == "batch" else "s"
-    return f"{number:,} {noun}{plural}"
+    return counted(measured.paced_batches, "batch") + pool[measured.pool_filled]
 
 
 def _rate(alone: float, measured: Measured, name: str) -> str:
@@ -214,17 +208,9 @@ def _rate(alone: float, measured: Measured, name: str) -> str:
     return f"{many}, {single} alone{noise}"
 
 
-def _table(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    rows = list(rows)
-    width = max(len(name) for name, _ in rows)
-    return (f"  {name:<{width}}  {value}" for name, value in rows)
-
-
-def _sample(text: str) -> Iterator[str]:
-    if text:
-        yield click.style("  first sample", bold=True)
-        cut = text if len(text) <= _SAMPLE_CHARS else text[:_SAMPLE_CHARS] + " ..."
-        yield from (f"    {line}" for line in cut.splitlines())
+def _sample(text: str) -> list[str]:
+    cut = text if len(text) <= _SAMPLE_CHARS else text[:_SAMPLE_CHARS] + " ..."
+    return block("first sample", (f"    {line}" for line in cut.splitlines()))
 
 
 __all__ = ["check", "render"]

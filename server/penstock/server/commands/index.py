@@ -14,6 +14,7 @@ from penstock.server.commands.index_places import Wanted, check_apart, indexes_o
 from penstock.server.commands.measured_so_far import Watched
 from penstock.server.commands.say import say
 from penstock.server.commands.set_option import set_option
+from penstock.server.commands.sheet import sheet
 from penstock.server.indexing.crew import Crew
 from penstock.server.indexing.making import Engine, Made, Making, left_out, make
 from penstock.server.indexing.measuring import Measuring
@@ -185,7 +186,7 @@ def render(made: Made, counted: DataSets, role_set: str = "") -> str:
         ("items", f"{told['items']:,}"),
         ("samples", f"{told['samples']:,}"),
         ("tokens", f"{told['tokens']:,}"),
-        *((plain(reason), f"{count:,}") for reason, count in sorted(told["left_out"].items())),
+        *((reason, f"{count:,}") for reason, count in sorted(told["left_out"].items())),
         ("size", f"{told['bytes']:,} bytes"),
     ]
     if len(told["sources"]) > 1:
@@ -194,7 +195,7 @@ def render(made: Made, counted: DataSets, role_set: str = "") -> str:
             for name, each in told["sources"].items()
         ]
     rows += [
-        (f"data set {plain(name)}", f"{each['samples']:,} samples, {each['tokens']:,} tokens")
+        (f"data set {name}", f"{each['samples']:,} samples, {each['tokens']:,} tokens")
         for sets in counted.values()
         for name, each in sets.items()
     ]
@@ -205,16 +206,9 @@ def render(made: Made, counted: DataSets, role_set: str = "") -> str:
         rows.append(("seconds", seconds + (went_on if earlier else "")))
     if told["depends_on_seed"]:
         rows.append(("note", "processing draws random numbers: these are the sizes of epoch 0"))
-    width = max(len(name) for name, _ in rows)
     bad = [f"  left out: {plain(item)}: {plain(why)}" for item, why in made.done.bad[:SHOWN_BAD]]
-    return "\n".join(
-        [
-            f"{click.style(f'index {plain(made.index.url)}', bold=True)}{whose}{what}",
-            f"  {'root':<{width}}  {told['root']}",
-            *(f"  {name:<{width}}  {value}" for name, value in rows),
-            *bad,
-        ]
-    )
+    title = f"index {made.index.url}"
+    return sheet(title, [("root", told["root"]), *rows], more=f"{whose}{what}", blocks=bad)
 
 
 __all__ = ["index", "render", "to_json"]

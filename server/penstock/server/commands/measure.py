@@ -14,7 +14,7 @@ from penstock.server.allocator import chosen
 from penstock.server.commands import purity
 from penstock.server.commands.left_behind import left_behind
 from penstock.server.commands.memory import NodeMemory, node_memory
-from penstock.server.commands.pace import lanes_beside, pace
+from penstock.server.commands.meter import Meter, Metered, lanes_beside, pass_start, to_their_ends
 from penstock.server.commands.parts import PartShare, part_shares
 from penstock.server.commands.plan_windows import Apart
 from penstock.server.commands.progress import Say, silent
@@ -39,6 +39,12 @@ from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError
 from penstock.wire.text import documents, ids_text, summary
+
+MAX_BATCHES, MAX_SECONDS = 64, 5.0
+"""Enough batches for two digits; a job of slow batches is measured by fewer of them."""
+
+WINDOWS = 8
+"""Windows whose rates are compared, to tell how noisy a measurement was."""
 
 POOLS_PER_LANE = 4
 """In a lane with fewer items than this many pools, epochs mix in its pool."""
@@ -413,9 +419,17 @@ def _measure_pace(found: Measured, lines: Sequence[Line], least: int) -> None:
     for line in lines:
         beside = lanes_beside(line.job, line.lane)[1:]
         every += [Line(line.job, lane, line.items) for lane in beside]
-    past = pace(every, least)
-    found.paced_batches, found.pool_filled = past.batches, past.past
-    found.per_second, found.ranges = past.per_second(), past.ranges()
+
+    def enough(so_far: Metered) -> bool:
+        slow = so_far.batches >= least and so_far.seconds > MAX_SECONDS
+        return so_far.batches >= MAX_BATCHES or slow
+
+    found.pool_filled = pass_start(every)
+    meter = Meter()
+    meter.run(to_their_ends(every), enough)
+    past = meter.found
+    found.paced_batches = past.batches
+    found.per_second, found.ranges = past.per_second(), past.ranges(WINDOWS)
     if past.batches:
         found.efficiency = past.efficiency
 

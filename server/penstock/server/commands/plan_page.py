@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from penstock.server.commands.plan_text import bar_name, headline, rows
+from penstock.server.commands.plan_text import bar_name, headline, lanes_table, rows
 from penstock.server.commands.plots import Axes, Series, band, columns, line, lying
 from penstock.server.forecast.along import Along
 from penstock.server.forecast.report import PlanReport, Ranks
+from penstock.wire.table import Table
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --dim: #60646c; --rule: #d9dce1; --page: #fcfcfd;
@@ -63,7 +64,7 @@ def page(report: PlanReport, made: str = "") -> str:
         f"<h1>{escape(title)}</h1>\n"
         f'<p class="dim">{escape(headline(report))}.<br>'
         f"Log id <code>{report.log_id}</code>{f'<br>{escape(made)}' if made else ''}</p>\n"
-        f'<div class="scroll">{_table(("", ""), rows(report), "figures", head=False)}</div>\n'
+        f'<div class="scroll">{Table(list(rows(report))).html("figures")}</div>\n'
         f"{notes}\n"
         f'<div class="plots">{"".join(_sections(report))}</div>\n'
         f'<script type="application/json" id="plan">{data}</script>\n'
@@ -91,10 +92,11 @@ def _sections(report: PlanReport) -> Iterator[str]:
         yield _lanes(report)
 
 
-def _section(title: str, about: str, plot: str, table: str) -> str:
+def _section(title: str, about: str, plot: str, table: Table) -> str:
     return (
         f'<section><h2>{escape(title)}</h2><p class="dim">{escape(about)}</p>{plot}'
-        f'<details><summary>Numbers</summary><div class="scroll">{table}</div></details></section>'
+        f'<details><summary>Numbers</summary><div class="scroll">{table.html()}</div>'
+        "</details></section>"
     )
 
 
@@ -110,7 +112,7 @@ def _lengths(report: PlanReport) -> str:
             [Series("samples", heights)],
             Axes("tokens of a sample, from", "samples"),
         ),
-        _table(("tokens", "samples"), ((bar_name(bar), f"{bar.height:,}") for bar in report.bars)),
+        Table([(bar_name(bar), f"{bar.height:,}") for bar in report.bars], ("tokens", "samples")),
     )
 
 
@@ -123,9 +125,9 @@ def _sources(report: PlanReport) -> str:
         "Tokens by source",
         "Of what is in batches.",
         lying("Tokens by source", names, tokens, said),
-        _table(
+        Table(
+            [(name, f"{n:,}", f"{each:,}") for name, (n, each) in report.sources.items()],
             ("source", "samples", "tokens"),
-            ((name, f"{n:,}", f"{each:,}") for name, (n, each) in report.sources.items()),
         ),
     )
 
@@ -155,7 +157,7 @@ def _skews(title: str, about: str, ranks: Sequence[Ranks], which: str) -> str:
     )
     plot = columns(title, names, series, Axes("ranks", "cost above the mean"), "%")
     heads = ("ranks", "cost", "mean", "p95", "max")
-    return _section(title, about, f"<p>{key}</p>{plot}", _table(heads, table))
+    return _section(title, about, f"<p>{key}</p>{plot}", Table(table, heads))
 
 
 def _along(kind: str, found: Along) -> str:
@@ -172,14 +174,14 @@ def _along(kind: str, found: Along) -> str:
             found.most,
             Axes("step", "cost of a step, by the mean of all"),
         ),
-        _table(
-            ("from step", "mean", "min", "max"),
+        Table(
             [
                 (name, f"{mean:.1%}", f"{least:.1%}", f"{most:.1%}")
                 for name, mean, least, most in zip(
                     names, found.mean, found.least, found.most, strict=True
                 )
             ],
+            ("from step", "mean", "min", "max"),
         ),
     )
 
@@ -188,40 +190,14 @@ def _lanes(report: PlanReport) -> str:
     planned = [row for row in report.other_lanes if row.packing is not None]
     names = [f"{row.lanes:,}" for row in planned]
     heights = [row.packing.efficiency if row.packing else None for row in planned]
-    table: list[tuple[str, ...]] = [
-        (
-            f"{row.lanes:,}",
-            f"{row.batches:,}",
-            f"{row.packing.efficiency or 0:.4f}" if row.packing else "",
-            f"{row.packing.padding:,}" if row.packing else "",
-        )
-        for row in report.other_lanes
-        if not row.why_not
-    ]
-    table += [(f"{row.lanes:,}", row.why_not) for row in report.other_lanes if row.why_not]
     return _section(
         "Packing efficiency by lanes",
         f"The job has {report.lanes:,}; another number is another log.",
         line("Packing efficiency by lanes", names, heights, Axes("lanes", "packing efficiency"))
         if planned
         else "",
-        _table(("lanes", "batches", "efficiency", "padding"), table),
+        lanes_table(report),
     )
-
-
-def _table(
-    heads: Sequence[str],
-    found: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]],
-    name: str = "",
-    *,
-    head: bool = True,
-) -> str:
-    first = "".join(f"<th>{escape(each)}</th>" for each in heads)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in found
-    )
-    top = f"<thead><tr>{first}</tr></thead>" if head else ""
-    return f'<table class="{name}">{top}<tbody>{body}</tbody></table>'
 
 
 __all__ = ["page"]

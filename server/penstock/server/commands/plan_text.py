@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import click
-
+from penstock.server.commands.sheet import block, counted, sheet
 from penstock.server.forecast.counts import Bar, Spread
 from penstock.server.forecast.report import LanesRow, PlanReport, Ranks
 from penstock.server.forecast.skew import Skew
-from penstock.wire.terminal import plain
+from penstock.wire.table import Table
 
 BAR_COLUMNS = 40
 """Of the longest bar of the histogram."""
@@ -31,16 +30,13 @@ SIZES_FROM = {
 
 def render(report: PlanReport) -> str:
     """Return what a plan says, for people."""
-    return "\n".join(
-        [
-            f"{click.style(f'job {plain(report.job)}', bold=True)}  log id {report.log_id[:16]}",
-            f"  {headline(report)}",
-            *_aligned([(name, value) for name, value in rows(report)]),
-            *_histogram(report.bars),
-            *_ranks(report.ranks),
-            *_lanes(report),
-            *(f"  {click.style('note', fg='yellow')} {plain(note)}" for note in report.notes),
-        ]
+    return sheet(
+        f"job {report.job}",
+        rows(report),
+        more=f"  log id {report.log_id[:16]}",
+        about=[headline(report)],
+        blocks=[*_histogram(report.bars), *_ranks(report.ranks), *_lanes(report)],
+        notes=report.notes,
     )
 
 
@@ -72,10 +68,10 @@ def rows(report: PlanReport) -> Iterator[tuple[str, str]]:
     for kind, what in (("filtered", "item"), ("quarantined", "item"), ("dropped", "sample")):
         for reason, number in report.counted(kind).items():
             if number:
-                yield f"{kind}: {plain(reason)}", counted(number, what)
+                yield f"{kind}: {reason}", counted(number, what)
     for reason, number in report.counted("batcher").items():
         if number:
-            yield f"batcher: {plain(reason)}", f"{number:,}"
+            yield f"batcher: {reason}", f"{number:,}"
     if (processing := report.processing) is not None:
         kept = f"lanes keep up to {processing.kept:,} tokens for it"
         yield "samples processed", f"{processing.times:.2f} times; {kept}"
@@ -96,12 +92,6 @@ def spreads(report: PlanReport) -> list[tuple[str, Spread]]:
         ("tokens per sample", report.lengths),
     ]
     return [(name, spread) for name, spread in found if spread is not None]
-
-
-def counted(number: int, noun: str) -> str:
-    """Return `1 lane`, `4 batches`."""
-    plural = "" if number == 1 else "es" if noun.endswith("batch") else "s"
-    return f"{number:,} {noun}{plural}"
 
 
 def _batches(report: PlanReport) -> str:
@@ -141,21 +131,13 @@ def _tail(report: PlanReport) -> Iterator[tuple[str, str]]:
     yield "tail: drop", f"{counted(report.steps, 'step')}, {counted(left, 'batch')} left out"
 
 
-def _aligned(found: Sequence[tuple[str, str]]) -> Iterator[str]:
-    width = max(len(name) for name, _ in found)
-    return (f"  {name:<{width}}  {value}" for name, value in found)
-
-
-def _histogram(bars: Sequence[Bar]) -> Iterator[str]:
-    if not bars:
-        return
-    yield click.style("  samples by their tokens", bold=True)
-    names = [bar_name(bar) for bar in bars]
-    width, highest = max(map(len, names)), max(bar.height for bar in bars)
-    heights = max(len(f"{bar.height:,}") for bar in bars)
-    for name, bar in zip(names, bars, strict=True):
-        drawn = "#" * -(-bar.height * BAR_COLUMNS // highest)
-        yield f"    {name:>{width}}  {bar.height:>{heights},}  {drawn}".rstrip()
+def _histogram(bars: Sequence[Bar]) -> list[str]:
+    highest = max((bar.height for bar in bars), default=1)
+    drawn = [
+        (bar_name(bar), f"{bar.height:,}", "#" * -(-bar.height * BAR_COLUMNS // highest))
+        for bar in bars
+    ]
+    return block("samples by their tokens", Table(drawn, right=frozenset((0, 1))).lines(4))
 
 
 def bar_name(bar: Bar) -> str:
@@ -164,43 +146,46 @@ def bar_name(bar: Bar) -> str:
     return f"{bar.start:,}" if bar.start == last else f"{bar.start:,} - {last:,}"
 
 
-def _ranks(ranks: Sequence[Ranks]) -> Iterator[str]:
-    if not any(found is not None for each in ranks for found in each.skews.values()):
-        return
-    title = "  cost of the batches that ranks train on at the same time: largest above mean"
-    yield click.style(title, bold=True)
-    heads = f"    {'':>6} {'micro':>8}  {'':8}  {'at each micro batch':^23}  {'over a step':^23}"
-    yield heads.rstrip()
+def _ranks(ranks: Sequence[Ranks]) -> list[str]:
     shares = f"{'mean':>7} {'p95':>7} {'max':>7}"
-    yield f"    {'ranks':>6} {'batches':>8}  {'cost':8}  {shares}  {shares}"
+    heads = [
+        f"    {'':>6} {'micro':>8}  {'':8}  {'at each micro batch':^23}  {'over a step':^23}",
+        f"    {'ranks':>6} {'batches':>8}  {'cost':8}  {shares}  {shares}",
+    ]
+    lines = []
     for each in ranks:
         numbers = f"{each.world_size:>6,} {each.micro_batches:>8,}"
         for name, found in each.skews.items():
             if found is not None:
-                yield f"    {numbers}  {name:8}  {_skew(found.micro)}  {_skew(found.step)}"
+                lines.append(f"    {numbers}  {name:8}  {_skew(found.micro)}  {_skew(found.step)}")
                 numbers = f"{'':>6} {'':>8}"
+    title = "cost of the batches that ranks train on at the same time: largest above mean"
+    return block(title, [*(head.rstrip() for head in heads), *lines] if lines else [])
 
 
 def _skew(skew: Skew) -> str:
     return " ".join(f"{share:>7.1%}" for share in skew)
 
 
-def _lanes(report: PlanReport) -> Iterator[str]:
-    if len(report.other_lanes) < 2:
-        return
-    yield click.style("  the same with other numbers of lanes", bold=True)
-    yield f"    {'lanes':>6}  {'batches':>12}  {'efficiency':>10}  {'padding':>15}"
-    for row in report.other_lanes:
-        yield f"    {row.lanes:>6,}  {_lanes_row(row)}".rstrip()
+def lanes_table(report: PlanReport) -> Table:
+    """Return what other numbers of lanes give; no rows where nothing else was looked at."""
+    found = [_lanes_row(row) for row in report.other_lanes]
+    heads = ("lanes", "batches", "efficiency", "padding")
+    return Table(found if len(found) > 1 else [], heads, frozenset(range(4)))
 
 
-def _lanes_row(row: LanesRow) -> str:
+def _lanes_row(row: LanesRow) -> list[str]:
     if row.why_not:
-        return f"not planned: {plain(row.why_not)}"
-    found = f"{row.batches:>12,}"
-    if row.packing is not None:
-        found += f"  {_share(row.packing.efficiency):>10}  {row.packing.padding:>15,}"
-    return found
+        return [f"{row.lanes:,}", f"not planned: {row.why_not}"]
+    packing = row.packing
+    figures = [] if packing is None else [_share(packing.efficiency), f"{packing.padding:,}"]
+    return [f"{row.lanes:,}", f"{row.batches:,}", *figures]
 
 
-__all__ = ["bar_name", "counted", "headline", "render", "rows", "spreads"]
+def _lanes(report: PlanReport) -> list[str]:
+    table = lanes_table(report)
+    lines = table.lines(indent=4) if table.rows else []
+    return block("the same with other numbers of lanes", lines)
+
+
+__all__ = ["bar_name", "headline", "lanes_table", "render", "rows"]

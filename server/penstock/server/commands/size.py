@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
-from penstock.server.commands.core_rate import CoreRate, measure_core
+from penstock.server.commands.core_rate import measure_core
 from penstock.server.commands.memory import node_memory
+from penstock.server.commands.meter import Metered
 from penstock.server.commands.progress import Progress, Say
 from penstock.server.commands.say import say
 from penstock.server.commands.set_option import set_option
@@ -149,41 +150,42 @@ def _find(
     config: Config, job: Job, needed: Needed, machine: Machine, seconds: float, tell: Say
 ) -> Found:
     measured = measure_core(job, seconds, tell)
-    if not measured.counts[needed.unit]:
-        counted = ", ".join(sorted(name for name, count in measured.counts.items() if count))
+    metered = measured.metered
+    if not metered.counts[needed.unit]:
+        counted = ", ".join(sorted(name for name, count in metered.counts.items() if count))
         raise InvalidRequest(
             f"the batches of job {job.name!r} count no {needed.unit} (they count {counted}): give "
             f"--{'samples' if needed.unit == 'tokens' else 'tokens'}-per-s-per-rank",
             field=f"--{needed.unit}-per-s-per-rank",
             value=needed.per_rank,
         )
-    rate = measured.rate(needed.unit)
-    cores = measured.cpu_s / measured.seconds
+    rate = metered.rate(needed.unit)
+    cores = metered.cpu_s / metered.seconds
     cores = cores if cores > BUSY else 1.0
     workers = max(1, int(config.server.worker_count / cores))
     together = measure_together(job, config, workers, tell)
-    total = measured.counts[needed.unit]
+    total = metered.counts[needed.unit]
     core = OneCore(
         rate=rate.safe,
         low=rate.low,
         high=rate.high,
-        planned=measured.planned_per_s(needed.unit),
+        planned=metered.planned_per_s(needed.unit),
         together=_share(together, needed.unit, rate.safe),
         cores=cores,
-        batches=measured.batches / total,
-        wire_bytes=measured.wire_bytes / total,
+        batches=metered.batches / total,
+        wire_bytes=metered.wire_bytes / total,
     )
     grouped = any(group is not None for group in job.reading_groups)
     has = Lanes(job.lanes, len(job.lanes_together()) if grouped else None)
     ready_bytes = config.server.ready_limit_with(machine.memory_bytes)
     memory = partial(
-        _memory, job, measured=measured, ready_bytes=ready_bytes, imported=frozenset(sys.modules)
+        _memory, job, measured=metered, ready_bytes=ready_bytes, imported=frozenset(sys.modules)
     )
     size = size_of(needed, core, machine, has, memory)
     writes = store_writes(
         needed.per_s * core.batches,
         size.lanes.lanes,
-        measured.snapshot_bytes,
+        metered.snapshot_bytes,
         job.snapshot_every,
         config.server.snapshot_seconds,
     )
@@ -219,7 +221,7 @@ def _memory(
     lanes: float,
     groups: float,
     *,
-    measured: CoreRate,
+    measured: Metered,
     ready_bytes: int,
     imported: frozenset[str],
 ) -> Any:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import click
-
-from penstock.server.commands.core_rate import CoreRate, Rate
+from penstock.server.commands.core_rate import CoreRate
+from penstock.server.commands.meter import Metered, Rate
+from penstock.server.commands.sheet import sheet
 from penstock.server.commands.sizing import (
     HEAD_ROOM,
     Lanes,
@@ -20,7 +20,6 @@ from penstock.server.commands.sizing import (
     Writes,
 )
 from penstock.server.commands.together import Together
-from penstock.wire.terminal import plain
 
 IDLE = 0.7
 """Processor time by time below which a worker counts as one that waits."""
@@ -72,7 +71,8 @@ class Found:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
-        measured, size, per_s = self.measured, self.size, self.needed.per_s
+        core, size, per_s = self.measured, self.size, self.needed.per_s
+        measured = core.metered
         rank_bytes = self.needed.per_rank * self.core.wire_bytes
         return {
             "job": self.job,
@@ -83,12 +83,12 @@ class Found:
             "per_s": per_s,
             "measured": {
                 "seconds": round(measured.seconds, 2),
-                "left_out_s": round(measured.left_out_s, 2),
+                "left_out_s": round(core.left_out_s, 2),
                 "windows": len(measured.windows),
                 "batches": measured.batches,
                 "lanes": measured.lanes,
-                "whole_lanes": measured.whole_lanes,
-                "pools_filled": measured.filled,
+                "whole_lanes": core.whole_lanes,
+                "pools_filled": core.filled,
                 "cpu_s": round(measured.cpu_s, 2),
                 "queued_s": round(measured.queued_s, 2),
             },
@@ -155,7 +155,7 @@ def notes_of(found: Found) -> Iterator[str]:
             f"a worker keeps {found.core.cores:.1f} cores busy: roles or libraries start threads "
             "of their own"
         )
-    yield from notes_of_core(measured)
+    yield from notes_of_core(measured.metered)
     if found.together.why_not:
         yield f"what workers give together was not measured: {found.together.why_not}"
     elif not found.together.processes:
@@ -175,7 +175,7 @@ def notes_of(found: Found) -> Iterator[str]:
         yield "lanes and reading groups are part of the log id: set them before a run begins"
 
 
-def notes_of_core(measured: CoreRate) -> Iterator[str]:
+def notes_of_core(measured: Metered) -> Iterator[str]:
     """Yield sentences about a core that waited, or that other programs used.
 
     A process that is ready to run and does not get a processor uses no processor time either, and
@@ -199,29 +199,27 @@ def notes_of_core(measured: CoreRate) -> Iterator[str]:
 
 def render(found: Found) -> str:
     """Return it as lines."""
-    rows = list(_rows(found))
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(
-        [
-            f"{click.style(f'job {found.job}', bold=True)}  log id {found.log_id[:16]}",
-            *(f"  {name:<{width}}  {value}" for name, value in rows),
-            *(f"  {click.style('note', fg='yellow')} {plain(text)}" for text in found.notes),
-        ]
+    return sheet(
+        f"job {found.job}",
+        _rows(found),
+        more=f"  log id {found.log_id[:16]}",
+        notes=found.notes,
     )
 
 
 def _rows(found: Found) -> Iterator[tuple[str, str]]:
     needed, core, size, measured = found.needed, found.core, found.size, found.measured
+    metered = measured.metered
     unit = needed.unit
     left_out = f"after the first {measured.left_out_s:.1f} s, in which pools fill"
     if measured.whole_lanes:
         left_out = "of whole lanes, from their first batch to their last"
-    yield "measured", f"{measured.seconds:.0f} s on one core, {left_out}"
-    if len(measured.windows) > 1:
-        each = measured.seconds / len(measured.windows)
+    yield "measured", f"{metered.seconds:.0f} s on one core, {left_out}"
+    if len(metered.windows) > 1:
+        each = metered.seconds / len(metered.windows)
         yield (
             "one core",
-            f"{_rounded(found.rate.median)} {unit}/s, the median of {len(measured.windows)} "
+            f"{_rounded(found.rate.median)} {unit}/s, the median of {len(metered.windows)} "
             f"windows of {each:.2g} s; {_rounded(core.low)} to {_rounded(core.high)} without the "
             "slowest and the fastest tenth",
         )

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.server.allocator import preloaded, withdraw
-from penstock.server.commands.pace import Pace, lanes_beside, make_batches, pass_start
+from penstock.server.commands.meter import Meter, lanes_beside, pass_start, to_their_ends
 from penstock.server.commands.progress import Say, silent
 from penstock.server.environment import worker_environment
 from penstock.server.job import Job
@@ -190,13 +190,14 @@ def _work(job: Job, lane: int, channel: socket.socket) -> None:
     items = Items(job)
     lines = [Line(job, other, items) for other in lanes_beside(job, lane)]
     pass_start(lines)
-    make_batches(lines, lambda so_far: True)  # the first pays for imports
+    meter = Meter()
+    meter.make(lines[0])  # the first pays for imports
     _say(channel, {"ready": True})
     if not channel.recv(1):
         return
-    found: Pace = make_batches(lines, lambda so_far: so_far.seconds >= MEASURED_S)
-    _say(channel, {"per_second": found.per_second()})
-    make_batches(lines, lambda so_far: bool(select.select([channel], [], [], 0)[0]))
+    meter.run(to_their_ends(lines), lambda so_far: so_far.seconds >= MEASURED_S)
+    _say(channel, {"per_second": meter.found.per_second()})
+    meter.run(to_their_ends(lines), lambda so_far: bool(select.select([channel], [], [], 0)[0]))
 
 
 def _say(channel: socket.socket, answer: dict[str, Any]) -> None:
