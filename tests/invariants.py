@@ -14,10 +14,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from penstock.client.testing.attempts import Attempts, Generation
 from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.local import LocalLoader
@@ -74,62 +74,6 @@ class Purity:
         """Check a batch of which a client noted the digest."""
         assert digest == self.truth(position)[1], f"the bytes at position {position} differ"
         self.seen += 1
-
-
-@dataclass
-class Generation:
-    """What one attempt of a group did.
-
-    Attributes:
-        start_step: Where it began.
-        world_size: Its ranks.
-        delivered: Rank -> positions that it was given, in order.
-        answered: Rank -> the highest row that a commit of it was answered with.
-    """
-
-    start_step: int
-    world_size: int
-    delivered: dict[int, list[int]] = field(default_factory=dict)
-    answered: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass
-class Attempts:
-    """Every attempt of one group, in order: Conservation over ranks, and Cursor.
-
-    Args:
-        batches_per_step: G of the group.
-        generations: The attempts, the first one first.
-    """
-
-    batches_per_step: int
-    generations: list[Generation] = field(default_factory=list)
-
-    def check(self, cursor: int) -> None:
-        """Check all attempts, and that the group's cursor is where answers left it.
-
-        Args:
-            cursor: The group's cursor as the store has it now.
-        """
-        size = self.batches_per_step
-        ends = [later.start_step for later in self.generations[1:]] + [cursor]
-        for number, (one, end) in enumerate(zip(self.generations, ends, strict=True), 1):
-            answered = [one.answered.get(rank, one.start_step) for rank in range(one.world_size)]
-            assert end >= min(answered), f"generation {number}: answered commits were lost"
-            finished: Counter[int] = Counter()
-            for rank, positions in one.delivered.items():
-                assert positions == sorted(set(positions)), (
-                    f"generation {number}, rank {rank}: a position came twice or out of order"
-                )
-                for position in positions:
-                    assert position % size % one.world_size == rank
-                    assert position >= one.start_step * size
-                finished.update(p for p in positions if p < end * size)
-            expected = range(one.start_step * size, end * size)
-            lost = [p for p in expected if finished[p] == 0]
-            repeated = [p for p, count in finished.items() if count > 1]
-            assert not lost, f"generation {number}: positions {lost[:5]} were lost"
-            assert not repeated, f"generation {number}: positions {repeated[:5]} came twice"
 
 
 def check_conservation(job: Job, lane: int, batches: int) -> Mapping[str, int]:
