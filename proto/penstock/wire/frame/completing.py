@@ -23,13 +23,20 @@ class Place(Protocol):
     """A tensor within a body: a `TensorPlace`, or what a header says of it."""
 
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """Return the type of its elements."""
+
     @property
-    def shape(self) -> Sequence[int]: ...
+    def shape(self) -> Sequence[int]:
+        """Return its shape."""
+
     @property
-    def start(self) -> int: ...
+    def start(self) -> int:
+        """Return where it begins in the body."""
+
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Return how many bytes it has."""
 
 
 def packed_form(

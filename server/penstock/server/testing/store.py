@@ -67,6 +67,7 @@ def ask(token: str = "t1", world_size: int = 2, rank: int = 0, **changes: Any) -
 
 
 def changed(plan: dict[str, Any]) -> JobRecord:
+    """Return a job of the same name that has another plan, and another log."""
     return JobRecord("code", b"\xff" * 32, plan)
 
 
