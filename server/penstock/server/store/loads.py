@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from penstock.server.store.rows import (
     DELETED,
+    BodyRow,
     CheckpointRow,
     GenerationRow,
     GroupRow,
@@ -95,6 +98,14 @@ async def reader_offsets(tables: Tables, log_id: bytes) -> tuple[list[int], list
     return cursors, checkpoints
 
 
+async def intact(tables: Tables, row: SnapshotRow) -> bytes | None:
+    """Return the bytes of a snapshot; None = they are not those that were put."""
+    body = await tables.get(BodyRow, row.body)
+    data = None if body is None else body.data
+    whole = isinstance(data, bytes) and hashlib.sha256(data).digest() == row.checksum
+    return data if whole else None
+
+
 async def forget_plans(tables: Tables, job: str) -> None:
     """Drop the old plans of a job that no group reads, with what was kept for them."""
     known = await tables.all(JobRow)
@@ -110,6 +121,7 @@ __all__ = [
     "forget_plans",
     "group_names",
     "highest_deleted",
+    "intact",
     "known_group",
     "last_change",
     "log_of",

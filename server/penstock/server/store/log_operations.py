@@ -5,14 +5,12 @@ Each operation is one transaction, as in `group_operations`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 from penstock.server.core.verdict import Verdict
-from penstock.server.store.loads import last_change, log_of
+from penstock.server.store.loads import intact, last_change, log_of
 from penstock.server.store.records import Halt, LogNews, Seen, SnapshotRecord
 from penstock.server.store.rows import (
-    BodyRow,
     Change,
     CheckpointRow,
     CursorRow,
@@ -59,9 +57,8 @@ class LogOperations(Transacting):
             row = await tables.last(SnapshotRow, log_id, lane, at_most=offset)
             if row is None:
                 return None
-            body = await tables.get(BodyRow, row.body)
-            data = None if body is None else body.data
-            if isinstance(data, bytes) and hashlib.sha256(data).digest() == row.checksum:
+            data = await intact(tables, row)
+            if data is not None:
                 return SnapshotRecord(log_id, lane, row.offset, data)
             # A snapshot only saves time: an older one gives the same batches, later.
             _warn_of_damage(log_id, lane, row.offset)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from penstock.server.job import Job
 from penstock.server.store import SqliteStore, open_store
+from penstock.server.store.loads import intact
+from penstock.server.store.rows import LaneEndRow, LibraryRow, SnapshotRow
 from penstock.server.store.schema import FORMAT
+from penstock.server.store.sqlite_tables import SqliteTables
+from penstock.server.store.tables import Tables, finish
+from penstock.server.store.transacting import Transaction
 from penstock.server.usercode import libraries
+
+T = TypeVar("T")
 
 MAX_TRIES = 8
 """Snapshots looked at for one that is whole."""
@@ -40,15 +46,20 @@ class Recorded:
 
     def snapshot(self, log_id: bytes, lane: int, offset: int) -> bytes | None:
         """Return the nearest whole snapshot at or below an offset; None = there is none."""
-        rows = self._rows(
-            "SELECT checksum, data FROM snapshots JOIN bodies ON bodies.id = snapshots.body "
-            "WHERE log_id = ? AND lane = ? AND offset <= ? ORDER BY offset DESC LIMIT ?",
-            (log_id, lane, offset, MAX_TRIES),
-        )
-        for checksum, data in rows:
-            if isinstance(data, bytes) and hashlib.sha256(data).digest() == checksum:
-                return data
-        return None
+
+        async def nearest(tables: Tables) -> bytes | None:
+            below = offset
+            for _ in range(MAX_TRIES):
+                row = await tables.last(SnapshotRow, log_id, lane, at_most=below)
+                # Nobody has checked the rows: a node does so when it opens the store.
+                if row is None or type(row.offset) is not int:
+                    break
+                if (data := await intact(tables, row)) is not None:
+                    return data
+                below = row.offset - 1
+            return None
+
+        return self._look(nearest)
 
     def why_none(self) -> str:
         """Return in words why `snapshot` found none, or none near."""
@@ -58,21 +69,21 @@ class Recorded:
 
     def lane_ends(self, log_id: bytes, lanes: int) -> list[int] | None:
         """Return the batches of every lane, if a node has counted them and there are some."""
-        rows = self._rows("SELECT lane, batches FROM lane_ends WHERE log_id = ?", (log_id,))
-        found = dict(rows)
+        rows = self._look(lambda tables: tables.all(LaneEndRow, log_id)) or []
+        found = {row.lane: row.batches for row in rows}
         is_whole = set(found) == set(range(lanes)) and any(found.values())
         return [found[lane] for lane in range(lanes)] if is_whole else None
 
     def libraries(self, log_id: bytes) -> dict[str, str]:
         """Return the versions of libraries that a log began with."""
-        query = "SELECT name, version FROM libraries WHERE log_id = ?"
-        return dict(self._rows(query, (log_id,), any_format=True))
+        rows = self._look(lambda tables: tables.all(LibraryRow, log_id), any_format=True) or []
+        return {row.name: row.version for row in rows}
 
-    def _rows(self, query: str, values: tuple[Any, ...], *, any_format: bool = False) -> list[Any]:
-        """Return the rows of a query; none if there is no store, or it has another format."""
+    def _look(self, look: Transaction[T], *, any_format: bool = False) -> T | None:
+        """Return what is found in the store; None if there is none, or of another format."""
         self.problem = ""
         if self.path is None:
-            return []
+            return None
         # Without a journal no process has it open, and SQLite would create files to read it.
         journal = self.path.with_name(self.path.name + "-wal")
         mode = "mode=ro" if journal.exists() else "mode=ro&immutable=1"
@@ -81,11 +92,11 @@ class Recorded:
             with closing(sqlite3.connect(uri, uri=True, timeout=1.0)) as connection:
                 (found,) = connection.execute("PRAGMA user_version").fetchone()
                 if found != FORMAT and not any_format:
-                    return []
-                return connection.execute(query, values).fetchall()
+                    return None
+                return finish(look(SqliteTables(connection)))
         except sqlite3.Error as error:
             self.problem = f"the store {self.path} cannot be read ({error})"
-            return []
+            return None
 
 
 def version_warning(url: str, base: Path, job: Job) -> str:
