@@ -19,6 +19,7 @@ IMPORTED_AT_START = {
     "pydantic": "pydantic",
     "rich": "rich",
     "structlog": "structlog",
+    "typing_extensions": "typing-extensions",
     "yaml": "pyyaml",
 }
 """The modules without which no command and no node starts, with the names that pip knows them by.
