@@ -16,7 +16,7 @@ from penstock.server.commands.purity import gather_elsewhere
 from penstock.server.commands.report import report
 from penstock.server.commands.say import say
 from penstock.server.commands.set_option import set_option
-from penstock.server.commands.sheet import block, counted, sheet
+from penstock.server.commands.sheet import Sheet, block, counted
 from penstock.server.commands.together import measure_together
 from penstock.server.jobs.load import Config, load
 from penstock.server.store.recorded import version_warning
@@ -127,9 +127,9 @@ def _examine(config: Config, name: str, items: int, batches: int) -> Measured:
 
 def render(measured: Measured, *, verbose: bool = False) -> str:
     """Return what was found out about a job, for people; `verbose` = how storage is read, too."""
-    return sheet(
+    return Sheet(
         f"job {measured.job}",
-        _rows(measured, verbose),
+        list(_rows(measured, verbose)),
         more=f"  log id {measured.log_id[:16]}",
         about=(
             f"{_items(measured)} in {counted(measured.lanes, 'lane')}, {_length(measured)}",
@@ -139,7 +139,7 @@ def render(measured: Measured, *, verbose: bool = False) -> str:
         ),
         blocks=_sample(measured.sample),
         notes=measured.warnings,
-    )
+    ).text()
 
 
 def _items(measured: Measured) -> str:

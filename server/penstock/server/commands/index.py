@@ -14,7 +14,7 @@ from penstock.server.commands.index_places import Wanted, check_apart, indexes_o
 from penstock.server.commands.measured_so_far import Watched
 from penstock.server.commands.say import say
 from penstock.server.commands.set_option import set_option
-from penstock.server.commands.sheet import sheet
+from penstock.server.commands.sheet import Sheet
 from penstock.server.indexing.crew import Crew
 from penstock.server.indexing.making import Engine, Made, Making, left_out, make
 from penstock.server.indexing.measuring import Measuring
@@ -208,7 +208,7 @@ def render(made: Made, counted: DataSets, role_set: str = "") -> str:
         rows.append(("note", "processing draws random numbers: these are the sizes of epoch 0"))
     bad = [f"  left out: {plain(item)}: {plain(why)}" for item, why in made.done.bad[:SHOWN_BAD]]
     title = f"index {made.index.url}"
-    return sheet(title, [("root", told["root"]), *rows], more=f"{whose}{what}", blocks=bad)
+    return Sheet(title, [("root", told["root"]), *rows], f"{whose}{what}", blocks=bad).text()
 
 
 __all__ = ["index", "render", "to_json"]

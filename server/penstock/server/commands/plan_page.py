@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from penstock.server.commands.plan_text import bar_name, headline, lanes_table, rows
+from penstock.server.commands.plan_text import bar_name, lanes_table, sheet_of
 from penstock.server.commands.plots import Axes, Series, band, columns, line, lying
 from penstock.server.forecast.along import Along
 from penstock.server.forecast.report import PlanReport, Ranks
@@ -56,16 +56,15 @@ def page(report: PlanReport, made: str = "") -> str:
     """
     title = f"Plan of {report.job}"
     data = json.dumps(report.to_json()).replace("<", "\\u003c")
-    notes = "".join(f"<p>Note: {escape(note)}.</p>" for note in report.notes)
+    sheet = sheet_of(report)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
         f"<h1>{escape(title)}</h1>\n"
-        f'<p class="dim">{escape(headline(report))}.<br>'
+        f'<p class="dim">{escape(" ".join(sheet.about))}.<br>'
         f"Log id <code>{report.log_id}</code>{f'<br>{escape(made)}' if made else ''}</p>\n"
-        f'<div class="scroll">{Table(list(rows(report))).html("figures")}</div>\n'
-        f"{notes}\n"
+        f"{sheet.html()}\n"
         f'<div class="plots">{"".join(_sections(report))}</div>\n'
         f'<script type="application/json" id="plan">{data}</script>\n'
         "</body>\n</html>\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from penstock.server.commands.sheet import block, counted, sheet
+from penstock.server.commands.sheet import Sheet, block, counted
 from penstock.server.forecast.counts import Bar, Spread
 from penstock.server.forecast.report import LanesRow, PlanReport, Ranks
 from penstock.server.forecast.skew import Skew
@@ -30,17 +30,22 @@ SIZES_FROM = {
 
 def render(report: PlanReport) -> str:
     """Return what a plan says, for people."""
-    return sheet(
+    return sheet_of(report).text()
+
+
+def sheet_of(report: PlanReport) -> Sheet:
+    """Return what a plan says, for a terminal or a page."""
+    return Sheet(
         f"job {report.job}",
-        rows(report),
+        list(_rows(report)),
         more=f"  log id {report.log_id[:16]}",
-        about=[headline(report)],
+        about=[_headline(report)],
         blocks=[*_histogram(report.bars), *_ranks(report.ranks), *_lanes(report)],
         notes=report.notes,
     )
 
 
-def headline(report: PlanReport) -> str:
+def _headline(report: PlanReport) -> str:
     """Return what these figures are of."""
     whole = "all of the job: " if report.is_all else ""
     epochs = counted(report.epochs, "epoch")
@@ -49,7 +54,7 @@ def headline(report: PlanReport) -> str:
     )
 
 
-def rows(report: PlanReport) -> Iterator[tuple[str, str]]:
+def _rows(report: PlanReport) -> Iterator[tuple[str, str]]:
     """Yield the figures, each with its name."""
     yield "sizes", SIZES_FROM[report.sizes_from]
     yield "batches", _batches(report)
@@ -188,4 +193,4 @@ def _lanes(report: PlanReport) -> list[str]:
     return block("the same with other numbers of lanes", lines)
 
 
-__all__ = ["bar_name", "headline", "lanes_table", "render", "rows"]
+__all__ = ["bar_name", "lanes_table", "render", "sheet_of"]

@@ -1,8 +1,10 @@
-"""What a command says about a job, or an index, for people: every such result has this form."""
+"""What a command says about a job, or an index: one value, as text and as HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import NamedTuple
 
 import click
 
@@ -10,34 +12,41 @@ from penstock.wire.table import Table
 from penstock.wire.terminal import plain
 
 
-def sheet(
-    title: str,
-    figures: Iterable[tuple[str, str]],
-    *,
-    more: str = "",
-    about: Iterable[str] = (),
-    blocks: Iterable[str] = (),
-    notes: Iterable[str] = (),
-) -> str:
-    """Return lines.
+class Sheet(NamedTuple):
+    """A result for people.
 
-    Args:
+    Attributes:
         title: What it is about.
         figures: Each with its name.
-        more: What follows the title.
+        more: What follows the title on a terminal.
         about: Lines before the figures.
-        blocks: Lines after them, indented already.
+        blocks: Lines after them on a terminal, indented already.
         notes: Sentences at the end: what may surprise.
     """
-    return "\n".join(
-        [
-            f"{click.style(plain(title), bold=True)}{more}",
-            *(f"  {line}" for line in about),
-            *Table(list(figures)).lines(indent=2),
-            *blocks,
-            *(f"  {click.style('note', fg='yellow')} {plain(note)}" for note in notes),
-        ]
-    )
+
+    title: str
+    figures: Sequence[tuple[str, str]]
+    more: str = ""
+    about: Sequence[str] = ()
+    blocks: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+    def text(self) -> str:
+        """Return it as lines of a terminal."""
+        return "\n".join(
+            [
+                f"{click.style(plain(self.title), bold=True)}{self.more}",
+                *(f"  {line}" for line in self.about),
+                *Table(self.figures).lines(indent=2),
+                *self.blocks,
+                *(f"  {click.style('note', fg='yellow')} {plain(note)}" for note in self.notes),
+            ]
+        )
+
+    def html(self) -> str:
+        """Return its figures and notes as HTML: what else a page has is around it."""
+        notes = "".join(f"<p>Note: {escape(note)}.</p>" for note in self.notes)
+        return f'<div class="scroll">{Table(self.figures).html("figures")}</div>\n{notes}'
 
 
 def block(title: str, lines: Iterable[str]) -> list[str]:
@@ -52,4 +61,4 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{plural}"
 
 
-__all__ = ["block", "counted", "sheet"]
+__all__ = ["Sheet", "block", "counted"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.server.commands.core_rate import CoreRate
 from penstock.server.commands.meter import Metered, Rate
-from penstock.server.commands.sheet import sheet
+from penstock.server.commands.sheet import Sheet
 from penstock.server.commands.sizing import (
     HEAD_ROOM,
     Lanes,
@@ -199,12 +199,12 @@ def notes_of_core(measured: Metered) -> Iterator[str]:
 
 def render(found: Found) -> str:
     """Return it as lines."""
-    return sheet(
+    return Sheet(
         f"job {found.job}",
-        _rows(found),
+        list(_rows(found)),
         more=f"  log id {found.log_id[:16]}",
         notes=found.notes,
-    )
+    ).text()
 
 
 def _rows(found: Found) -> Iterator[tuple[str, str]]:
