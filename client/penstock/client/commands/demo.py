@@ -143,7 +143,7 @@ def _say(text: str) -> None:
 # --- the processes --------------------------------------------------------------------------------
 
 
-class Child:
+class DemoProcess:
     """A command in a session of its own, so that Ctrl-C reaches the demo alone.
 
     Args:
@@ -291,7 +291,7 @@ class Play:
             self._steps,
         )
 
-    def _serve(self) -> Child:
+    def _serve(self) -> DemoProcess:
         arguments = ["penstock.server.cli", "serve", str(self._source.job_file)]
         arguments += ["--listen", self._address]
         arguments += ["--metrics", "off", "--workers", str(WORKERS), "--log-format", "json"]
@@ -306,7 +306,7 @@ class Play:
             time.sleep(0.05)
         return server
 
-    def _start_ranks(self, start: int, world_size: int) -> list[Child]:
+    def _start_ranks(self, start: int, world_size: int) -> list[DemoProcess]:
         self._generations.append((start, world_size))
         number = len(self._generations)
         attempt = ["--group", GROUP, "--attempt", f"{GROUP}-{number}", "--commit"]
@@ -318,19 +318,19 @@ class Play:
 
     def _cat(
         self, name: str, target: str, rank: int, world_size: int, steps: int, more: list[str]
-    ) -> Child:
+    ) -> DemoProcess:
         arguments = ["penstock.client.cli", "cat", target, self._source.job]
         arguments += ["--json", "--steps", str(steps)]
         arguments += ["--rank", str(rank), "--world-size", str(world_size)]
         arguments += ["--batches-per-step", str(BATCHES_PER_STEP), *more]
         return self._child(name, arguments)
 
-    def _child(self, name: str, arguments: list[str]) -> Child:
-        child = Child(name, arguments, self._folder)
+    def _child(self, name: str, arguments: list[str]) -> DemoProcess:
+        child = DemoProcess(name, arguments, self._folder)
         self._stack.callback(child.end)
         return child
 
-    def _read(self, ranks: list[Child], until: int) -> None:
+    def _read(self, ranks: list[DemoProcess], until: int) -> None:
         """Take a batch of each rank in turn, until one is of that step, or all have ended."""
         going = [rank.reading for rank in ranks]
         while going:
