@@ -11,10 +11,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from penstock.client.demo.account import Account, report
 from penstock.client.demo.corpus import Input, own, standard_library
-from penstock.client.demo.display import open_display
 from penstock.client.demo.play import Play
-from penstock.client.demo.verdict import Verdict, report
 from penstock.wire.errors import InvalidRequest
 
 STEPS, MIN_STEPS = 72, 3
@@ -61,7 +60,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--keep", action="store_true", help="keep the records, the output and the store of this run"
     )
-    parser.add_argument("--plain", action="store_true", help="lines instead of the live panel")
     parser.set_defaults(run=run)
 
 
@@ -87,35 +85,34 @@ def run(args: argparse.Namespace) -> int:
         source = standard_library(Path(args.data) if args.data is not None else None)
         print(f"  {source.title}\n  in {source.job_file.parent}\n", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    verdict: Verdict | None = None
+    account: Account | None = None
     try:
-        with open_display(args.plain) as display:
-            play = Play(source, args.steps, folder, display)
-            try:
-                verdict = play.run()
-            finally:
-                play.close()
-        _say(verdict)
-        if verdict.is_good:
+        play = Play(source, args.steps, folder)
+        try:
+            account = play.run()
+        finally:
+            play.close()
+        _say(account)
+        if account.is_good:
             _next_steps(source)
     finally:
-        if verdict is not None and verdict.is_good and not args.keep:
+        if account is not None and account.is_good and not args.keep:
             shutil.rmtree(folder)
         else:
             print(f"\nrecords, output and the store of this run: {folder}", flush=True)
-        if verdict is not None and folder.exists():
-            judge = f"{_short(Path(sys.executable))} -m penstock.client.demo.verdict {folder}"
-            print(f"  judge it again:  {judge}", flush=True)
-    return 0 if verdict.is_good else 1
+        if account is not None and folder.exists():
+            again = f"{_short(Path(sys.executable))} -m penstock.client.demo.account {folder}"
+            print(f"  compare it again:  {again}", flush=True)
+    return 0 if account.is_good else 1
 
 
 def _exit(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _say(verdict: Verdict) -> None:
-    print("\n" + "\n".join(report(verdict)))
-    print("\nPASSED" if verdict.is_good else "\nFAILED", flush=True)
+def _say(account: Account) -> None:
+    print("\n" + "\n".join(report(account)))
+    print("\nPASSED" if account.is_good else "\nFAILED", flush=True)
 
 
 def _next_steps(source: Input) -> None:

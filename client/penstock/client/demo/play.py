@@ -2,56 +2,37 @@
 
 from __future__ import annotations
 
-import queue
+import json
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from penstock.client.demo.board import Board, RankRow
-from penstock.client.demo.corpus import Input, named_error
-from penstock.client.demo.display import Display
-from penstock.client.demo.node import NodeWatch
-from penstock.client.demo.processes import Child, Event, Events, free_port
-from penstock.client.demo.verdict import Plan, Verdict, judge, rank_name, reference_name
-from penstock.wire.errors import MissingExtra, PenstockError
+from penstock.client.demo.account import (
+    Account,
+    DemoRun,
+    account_of,
+    group_file,
+    rank_name,
+    reference_name,
+)
+from penstock.client.demo.corpus import Input
+from penstock.client.demo.demo_process import DemoFailed, DemoProcess, free_port
 
 GROUP = "demo"
 BATCHES_PER_STEP = 12
 WORLD_SIZES = [2, 3]
 WORKERS = 2
 REFERENCE_RANKS = 2
-SILENCE_S = 60.0
-"""If no process says anything for this long, the demo has failed, and names the silent ones."""
 
-TICK_S = 0.1
+LINE_EVERY_S = 2.0
+"""Between two lines about the progress, each with the rate since the one before."""
 
+READY_S = 60.0
 
-class DemoFailed(PenstockError):
-    """A process of the demo ended unexpectedly, or nothing moved any more.
-
-    Attributes:
-        folder: The folder with the output of its processes.
-    """
-
-    code, status = "demo_failed", "ABORTED"
-
-    folder: str | None = None
-
-
-@dataclass(frozen=True)
-class Generation:
-    """The ranks of one attempt.
-
-    Attributes:
-        number: From 1.
-        children: Their processes, by rank.
-        rows: Their rows on the board, by rank.
-    """
-
-    number: int
-    children: list[Child]
-    rows: list[RankRow]
+SERVER, CLIENT = ("-m", "penstock.server.cli"), ("-m", "penstock.client.cli")
 
 
 class Play:
@@ -61,249 +42,194 @@ class Play:
         source: What is read.
         steps: How many steps the run has, at least 3.
         folder: Where records, output and the store of this run go.
-        display: Where it is shown.
     """
 
-    def __init__(self, source: Input, steps: int, folder: Path, display: Display) -> None:
-        self.source, self.steps, self.folder, self._display = source, steps, folder, display
-        self.plan = Plan(BATCHES_PER_STEP, steps, WORLD_SIZES, REFERENCE_RANKS)
-        self.board = Board(source.title, steps, BATCHES_PER_STEP)
-        self._events: Events = queue.SimpleQueue()
-        self._children: list[Child] = []
-        self._expected: set[Child] = set()  # whose end is part of the play
-        self._server: Child | None = None
-        self._is_ready = False
-        self._generation: Generation | None = None
-        self._done: dict[int, set[int]] = {}  # step -> the ranks that wait at its end
+    def __init__(self, source: Input, steps: int, folder: Path) -> None:
+        self._source, self._steps, self._folder = source, steps, folder
         self._address = f"127.0.0.1:{free_port()}"
-        self._watch = NodeWatch(self._address)
+        self._began = self._line_at = time.monotonic()
+        self._processes: list[DemoProcess] = []
+        self._server: DemoProcess | None = None
+        self._tokens = self._padding = self._line_tokens = 0
+        self._verb = "read"
 
-    def run(self) -> Verdict:
-        """Play everything and return the verdict.
+    def run(self) -> Account:
+        """Play everything and return the account.
 
         Raises:
             DemoFailed: A process ended unexpectedly, or nothing moved for a minute.
         """
-        self.plan.save(self.folder)
-        kill_server_at, kill_ranks_at = self.steps // 3, 2 * self.steps // 3
-        self._start_server()
-        first = self._start_ranks(WORLD_SIZES[0])
-        self._until(lambda: self._is_within(kill_server_at))
-        self._kill_server(kill_server_at)
-        self._start_server()
-        self._until(lambda: self._is_within(kill_ranks_at))
-        self._kill_ranks(first, kill_ranks_at)
-        self._start_ranks(WORLD_SIZES[1])
-        self._until(lambda: self.board.finished_steps >= self.steps)
-        self._finish()
+        steps, folder = self._steps, self._folder
+        DemoRun(BATCHES_PER_STEP, steps, WORLD_SIZES, REFERENCE_RANKS).save(folder)
+        kill_server_at, kill_ranks_at = steps // 3, 2 * steps // 3
+        server = self._serve()
+        self._tell(
+            f"penstockd serves on {self._address} (pid {server.process.pid}, {WORKERS} workers)"
+        )
+        first = self._ranks(1, WORLD_SIZES[0], steps)
+        self._tell(f"{WORLD_SIZES[0]} trainer ranks read from step 0, in {steps} steps")
+        self._read(first, 0, kill_server_at, within=True)
+        self._server = None
+        server.end()
+        self._tell(
+            f"SIGKILL to the server (pid {server.process.pid}) within step {kill_server_at}; "
+            "starting it again"
+        )
+        server = self._serve()
+        self._tell(
+            f"the server serves again (pid {server.process.pid}); the ranks find it themselves"
+        )
+        self._read(first, 0, kill_ranks_at, within=True)
+        self._kill(first, kill_ranks_at)
+        cursor = self._look_at_group(1)
+        second = self._ranks(2, WORLD_SIZES[1], steps - cursor)
+        self._tell(
+            f"{WORLD_SIZES[1]} ranks go on at step {cursor}, the cursor that the server kept"
+        )
+        self._read(second, cursor, steps)
+        self._finish(second)
+        self._look_at_group(2)
+        self._server = None
+        server.process.terminate()
+        if status := server.process.wait():
+            raise server.failed(f"ended with status {status}")
+        self._tell(f"all {steps} steps are finished; SIGTERM drained the server, it exited with 0")
         self._compare()
-        return judge(self.folder)
+        return account_of(folder)
 
     def close(self) -> None:
         """End every process; idempotent."""
-        self._watch.close()
-        for child in self._children:
-            child.end()
+        for process in self._processes:
+            process.end()
 
     # --- the acts ---
 
-    def _start_server(self) -> None:
-        server = self.board.server
-        again = server.starts > 0
-        server.state, self._is_ready = "starting", False
-        server.starts += 1
-        command = ["-m", "penstock.server.cli", "serve", str(self.source.job_file)]
-        command += ["--listen", self._address, "--metrics", "off", "--workers", str(WORKERS)]
-        command += ["--store", f"sqlite:///{self.folder / 'penstock.db'}", "--log-format", "json"]
-        self._server = self._start(
-            Child("server", command, self.folder, self._events, lines="stderr")
-        )
-        server.pid, server.address = self._server.pid, self._address
-        self._until(lambda: self._is_ready)
-        server.state = "serving"
-        if again:
-            self._tell(f"the server serves again (pid {server.pid}); the ranks find it themselves")
-        else:
-            self._tell(f"penstockd serves on {self._address} (pid {server.pid}, {WORKERS} workers)")
+    def _serve(self) -> DemoProcess:
+        command = [*SERVER, "serve", str(self._source.job_file), "--listen", self._address]
+        command += ["--metrics", "off", "--workers", str(WORKERS), "--log-format", "json"]
+        command += ["--store", f"sqlite:///{self._folder / 'penstock.db'}"]
+        self._server = server = self._start("server", command, logs=True)
+        until = time.monotonic() + READY_S
+        while not server.has_logged("ready"):
+            self._look_at_server()
+            if time.monotonic() > until:
+                raise server.failed(f"was not ready within {READY_S:.0f} s")
+            time.sleep(0.05)
+        return server
 
-    def _kill_server(self, step: int) -> None:
-        assert self._server is not None
-        self._expected.add(self._server)
-        self._server.kill()
-        self.board.server.state = "killed"
-        self._tell(
-            f"SIGKILL to the server (pid {self._server.pid}) within step {step}; starting it again"
-        )
-        self._server.process.wait()
-
-    def _start_ranks(self, world_size: int) -> Generation:
-        number = 1 if self._generation is None else self._generation.number + 1
-        children = [
-            self._start_rank(
-                rank_name(number, rank),
-                self._address,
-                rank,
-                world_size,
-                ["--group", GROUP, "--attempt", f"{GROUP}-{number}", "--lockstep"],
-            )
+    def _ranks(self, generation: int, world_size: int, steps: int) -> list[DemoProcess]:
+        more = ["--group", GROUP, "--attempt", f"{GROUP}-{generation}", "--commit"]
+        more += ["--steps", str(steps)]
+        return [
+            self._cat(rank_name(generation, rank), self._address, rank, world_size, more)
             for rank in range(world_size)
         ]
-        rows = [RankRow(rank, world_size, child.pid) for rank, child in enumerate(children)]
-        self._generation = Generation(number, children, rows)
-        self._done.clear()
-        self.board.ranks = rows
-        if number == 1:
-            self._tell(f"{world_size} trainer ranks read from step 0, in {self.steps} steps")
-        return self._generation
 
-    def _kill_ranks(self, generation: Generation, step: int) -> None:
-        self._expected.update(generation.children)
-        for child in generation.children:
-            child.kill()
-        self._until(lambda: all(row.state == "killed" for row in generation.rows))
+    def _kill(self, ranks: list[DemoProcess], step: int) -> None:
+        for rank in ranks:
+            rank.process.kill()
+        for rank in ranks:
+            while rank.read(self._look_at_server) is not None:
+                pass  # it had printed this before: it is on record
         self._tell(
             f"SIGKILL to both ranks within step {step}; starting {WORLD_SIZES[1]} in their place"
         )
 
-    def _finish(self) -> None:
-        generation = self._generation
-        assert generation is not None
-        assert self._server is not None
-        self._until(lambda: all(row.state == "finished" for row in generation.rows))
-        self._expected.add(self._server)
-        self._server.stop()
-        self._until(lambda: self.board.server.state == "stopped")
-        self._tell(
-            f"all {self.steps} steps are finished; SIGTERM drained the server, it exited with 0"
+    def _look_at_group(self, generation: int) -> int:
+        """Keep what the node says of the group, and return its cursor."""
+        command = [*CLIENT, "cursors", "--json", "--group", GROUP, self._address, self._source.job]
+        done = subprocess.run(
+            [sys.executable, *command, "show"], capture_output=True, text=True, check=False
         )
+        if done.returncode:
+            raise DemoFailed(done.stderr.strip())
+        group_file(self._folder, generation).write_text(done.stdout)
+        cursor: int = json.loads(done.stdout)["cursor"]
+        return cursor
 
     def _compare(self) -> None:
-        self.board.compared = 0
         self._tell("computing every batch again with local:, without the server")
-        for rank in range(REFERENCE_RANKS):
-            self._start_rank(
-                reference_name(rank), f"local:{self.source.job_file}", rank, REFERENCE_RANKS, []
-            )
-        references = self._children[-REFERENCE_RANKS:]
-        self._until(lambda: not (set(references) - self._expected))
+        self._verb = "compared"
+        target, more = f"local:{self._source.job_file}", ["--steps", str(self._steps)]
+        references = [
+            self._cat(reference_name(rank), target, rank, REFERENCE_RANKS, more)
+            for rank in range(REFERENCE_RANKS)
+        ]
+        self._read(references, 0, self._steps)
+        self._finish(references)
 
-    # --- processes and what they say ---
+    # --- what ranks print ---
 
-    def _start_rank(
-        self, name: str, target: str, rank: int, world_size: int, more: list[str]
-    ) -> Child:
-        command = ["-m", "penstock.client.demo.rank", target, self.source.job]
-        command += ["--rank", str(rank), "--world-size", str(world_size)]
-        command += ["--batches-per-step", str(BATCHES_PER_STEP), "--until-step", str(self.steps)]
-        return self._start(Child(name, command + more, self.folder, self._events))
+    def _read(
+        self, ranks: list[DemoProcess], start: int, until: int, *, within: bool = False
+    ) -> None:
+        """Read what the ranks print, step by step and rank by rank.
 
-    def _start(self, child: Child) -> Child:
-        self._children.append(child)
-        return child
+        Args:
+            ranks: They read from step `start` on.
+            start: See there.
+            until: The first step that is not read.
+            within: Read one batch of each rank of that step, too.
+        """
+        each = BATCHES_PER_STEP // len(ranks)
+        for step in range(start, until + within):
+            goal = (step - start) * each + (1 if step == until else each)
+            for rank in ranks:
+                while rank.lines < goal:
+                    found = rank.read(self._look_at_server)
+                    if found is None:
+                        raise rank.failed(f"ended with status {rank.process.wait()}")
+                    self._note(found)
 
-    def _until(self, reached: Callable[[], bool]) -> None:
-        heard_at = time.monotonic()
-        while not reached():
-            try:
-                event = self._events.get(timeout=TICK_S)
-            except queue.Empty:
-                if time.monotonic() - heard_at > SILENCE_S:
-                    raise DemoFailed(
-                        f"nothing has moved for {SILENCE_S:.0f} s: {self._silent()}; the output of "
-                        f"all processes is in {self.folder}",
-                        folder=str(self.folder),
-                    ) from None
-            else:
-                heard_at = time.monotonic()
-                self._heard(event)
-            self._watch.show(self.board.server)
-            self._display.refresh(self.board)
+    def _finish(self, ranks: list[DemoProcess]) -> None:
+        """Wait for the ends of ranks that have printed all."""
+        for rank in ranks:
+            if rank.read(self._look_at_server) is not None:
+                raise rank.failed("printed more than it was to read")
+            if status := rank.process.wait():
+                raise rank.failed(f"ended with status {status}")
 
-    def _heard(self, event: Event) -> None:
-        if event.kind == "exit":
-            self._ended(event.child, int(event.fields["status"]))
-        elif event.child is self._server:
-            self._is_ready |= event.kind == "ready"
-        elif event.kind == "batch" and event.child.name.startswith("local"):
-            self.board.compared = (self.board.compared or 0) + 1
-        elif self._generation is not None and event.child in self._generation.children:
-            self._rank_says(self._generation, event)
-
-    def _rank_says(self, generation: Generation, event: Event) -> None:
-        rank = generation.children.index(event.child)
-        row = generation.rows[rank]
-        if event.kind == "started":
-            row.state, row.heard_at = "reading", time.monotonic()
-            if generation.number > 1 and rank == 0:
-                self._tell(
-                    f"{len(generation.rows)} ranks go on at step {event.fields['step']}, the "
-                    "cursor that the server kept"
-                )
-        elif event.kind == "batch":
-            self.board.batch(row, event.fields)
-        elif event.kind == "done":
-            self._meet(generation, rank, int(event.fields["step"]))
-        elif event.kind == "finished":
-            self.board.finished_steps = max(self.board.finished_steps, int(event.fields["cursor"]))
-
-    def _meet(self, generation: Generation, rank: int, step: int) -> None:
-        """Let the ranks go on when all have come to the end of a step, as an all-reduce would."""
-        waiting = self._done.setdefault(step, set())
-        waiting.add(rank)
-        if len(waiting) == len(generation.children):
-            del self._done[step]
-            for child in generation.children:
-                child.tell()
-
-    def _ended(self, child: Child, status: int) -> None:
-        generation = self._generation
-        row = None
-        if generation is not None and child in generation.children:
-            row = generation.rows[generation.children.index(child)]
-        if child in self._expected:
-            if row is not None:
-                row.state = "killed"
-            elif child is self._server and self.board.server.state == "serving":
-                if status:
-                    raise self._failed(child, status)
-                self.board.server.state = "stopped"
+    def _note(self, record: dict[str, Any]) -> None:
+        """Count a batch, and print a line about the run if the last one is old."""
+        counts, now = record["counts"], time.monotonic()
+        self._tokens += counts.get("tokens", 0)
+        self._padding += counts.get("padding_tokens", 0)
+        self._line_tokens += counts.get("tokens", 0)
+        if (since := now - self._line_at) < LINE_EVERY_S:
             return
-        if status or child is self._server:
-            raise self._failed(child, status)
-        self._expected.add(child)
-        if row is not None:
-            row.state = "finished"
-
-    def _failed(self, child: Child, status: int) -> PenstockError:
-        words = child.last_words()
-        if isinstance(error := named_error(words), MissingExtra):
-            return error
-        return DemoFailed(
-            f"{child.name} (pid {child.pid}) ended with status {status}: {words} "
-            f"(the output of all processes is in {self.folder})",
-            folder=str(self.folder),
+        rate, self._line_at, self._line_tokens = self._line_tokens / since, now, 0
+        print(
+            f"{self._clock()}    {self._verb} step {record['step']}/{self._steps}  "
+            f"{rate:,.0f} tokens/s  "
+            f"packing {self._tokens / max(1, self._tokens + self._padding):.4f}",
+            flush=True,
         )
 
-    def _silent(self) -> str:
-        return ", ".join(
-            f"{child.name}: {child.last_words()}"
-            for child in self._children
-            if child not in self._expected
-        )
+    def _look_at_server(self) -> None:
+        server = self._server
+        if server is not None and (status := server.process.poll()) is not None:
+            raise server.failed(f"ended with status {status}")
 
-    def _is_within(self, step: int) -> bool:
-        """Tell whether a rank is within a step: it has some of its batches, but not all."""
-        assert self._generation is not None
-        share = BATCHES_PER_STEP // len(self._generation.rows)
-        for row in self._generation.rows:
-            into = row.batches - step * share
-            if row.step == step and 0 < into < share:
-                return True
-        return False
+    # --- processes ---
+
+    def _cat(
+        self, name: str, target: str, rank: int, world_size: int, more: Sequence[str]
+    ) -> DemoProcess:
+        command = [*CLIENT, "cat", target, self._source.job, "--json", *more]
+        command += ["--rank", str(rank), "--world-size", str(world_size)]
+        command += ["--batches-per-step", str(BATCHES_PER_STEP)]
+        return self._start(name, command)
+
+    def _start(self, name: str, command: Sequence[str], *, logs: bool = False) -> DemoProcess:
+        process = DemoProcess(name, command, self._folder, logs=logs)
+        self._processes.append(process)
+        return process
 
     def _tell(self, sentence: str) -> None:
-        self.board.story.append((self.board.elapsed_s, sentence))
-        self._display.tell(self.board, sentence)
+        print(f"{self._clock()}  {sentence}", flush=True)
+
+    def _clock(self) -> str:
+        return f"{time.monotonic() - self._began:6.1f} s"
 
 
-__all__ = ["BATCHES_PER_STEP", "GROUP", "WORLD_SIZES", "DemoFailed", "Play"]
+__all__ = ["BATCHES_PER_STEP", "GROUP", "WORLD_SIZES", "Play"]
