@@ -176,7 +176,7 @@ class Loader:
         if metrics is not None:
             self._counted = count_in(metrics, self._reader, job, group)
         if options.ranks.is_given:
-            _ = self._opener.world_rank  # a mistake in them is best told here
+            _ = self._opener.world_rank  # a mistake in them is best reported here
 
     # --- reading ---
 

@@ -105,6 +105,17 @@ class DemoProcess:
         whole = logged.split(b"\n")[:-1]
         return any(line.startswith(b"{") and json.loads(line)["event"] == event for line in whole)
 
+    def wait(self) -> int:
+        """Return its exit status, once it has ended.
+
+        Raises:
+            DemoFailed: It goes on for a minute.
+        """
+        try:
+            return self.process.wait(SILENCE_S)
+        except subprocess.TimeoutExpired:
+            raise self.failed(f"has not ended for {SILENCE_S:.0f} s") from None
+
     def failed(self, what: str) -> PenstockError:
         """Return the error that says what is wrong with it, and its last words."""
         words = "it said nothing"

@@ -35,6 +35,45 @@ READY_S = 60.0
 SERVER, CLIENT = ("-m", "penstock.server.cli"), ("-m", "penstock.client.cli")
 
 
+class ProgressLines:
+    """Prints what happens, and now and then how far a run has come.
+
+    Args:
+        steps: How many steps it has.
+
+    Attributes:
+        verb: What is done with batches.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps, self.verb = steps, "read"
+        self._began = self._line_at = time.monotonic()
+        self._tokens = self._padding = self._line_tokens = 0
+
+    def event(self, sentence: str) -> None:
+        """Print something that has happened."""
+        print(f"{self._clock()}  {sentence}", flush=True)
+
+    def batch(self, record: dict[str, Any]) -> None:
+        """Count a batch, and print a line if the last one is old."""
+        counts, now = record["counts"], time.monotonic()
+        self._tokens += counts.get("tokens", 0)
+        self._padding += counts.get("padding_tokens", 0)
+        self._line_tokens += counts.get("tokens", 0)
+        if (since := now - self._line_at) < LINE_EVERY_S:
+            return
+        rate, self._line_at, self._line_tokens = self._line_tokens / since, now, 0
+        packing = self._tokens / max(1, self._tokens + self._padding)
+        print(
+            f"{self._clock()}    {self.verb} step {record['step']}/{self._steps}  "
+            f"{rate:,.0f} tokens/s  packing {packing:.4f}",
+            flush=True,
+        )
+
+    def _clock(self) -> str:
+        return f"{time.monotonic() - self._began:6.1f} s"
+
+
 class Play:
     """One run of the demo. Used once, by one thread; `close` ends every process of it.
 
@@ -47,11 +86,9 @@ class Play:
     def __init__(self, source: Input, steps: int, folder: Path) -> None:
         self._source, self._steps, self._folder = source, steps, folder
         self._address = f"127.0.0.1:{free_port()}"
-        self._began = self._line_at = time.monotonic()
+        self._lines = ProgressLines(steps)
         self._processes: list[DemoProcess] = []
         self._server: DemoProcess | None = None
-        self._tokens = self._padding = self._line_tokens = 0
-        self._verb = "read"
 
     def run(self) -> Account:
         """Play everything and return the account.
@@ -63,27 +100,27 @@ class Play:
         DemoRun(BATCHES_PER_STEP, steps, WORLD_SIZES, REFERENCE_RANKS).save(folder)
         kill_server_at, kill_ranks_at = steps // 3, 2 * steps // 3
         server = self._serve()
-        self._tell(
+        self._lines.event(
             f"penstockd serves on {self._address} (pid {server.process.pid}, {WORKERS} workers)"
         )
         first = self._ranks(1, WORLD_SIZES[0], steps)
-        self._tell(f"{WORLD_SIZES[0]} trainer ranks read from step 0, in {steps} steps")
+        self._lines.event(f"{WORLD_SIZES[0]} trainer ranks read from step 0, in {steps} steps")
         self._read(first, 0, kill_server_at, within=True)
         self._server = None
         server.end()
-        self._tell(
+        self._lines.event(
             f"SIGKILL to the server (pid {server.process.pid}) within step {kill_server_at}; "
             "starting it again"
         )
         server = self._serve()
-        self._tell(
+        self._lines.event(
             f"the server serves again (pid {server.process.pid}); the ranks find it themselves"
         )
         self._read(first, 0, kill_ranks_at, within=True)
         self._kill(first, kill_ranks_at)
         cursor = self._look_at_group(1)
         second = self._ranks(2, WORLD_SIZES[1], steps - cursor)
-        self._tell(
+        self._lines.event(
             f"{WORLD_SIZES[1]} ranks go on at step {cursor}, the cursor that the server kept"
         )
         self._read(second, cursor, steps)
@@ -91,9 +128,11 @@ class Play:
         self._look_at_group(2)
         self._server = None
         server.process.terminate()
-        if status := server.process.wait():
+        if status := server.wait():
             raise server.failed(f"ended with status {status}")
-        self._tell(f"all {steps} steps are finished; SIGTERM drained the server, it exited with 0")
+        self._lines.event(
+            f"all {steps} steps are finished; SIGTERM drained the server, it exited with 0"
+        )
         self._compare()
         return account_of(folder)
 
@@ -131,7 +170,7 @@ class Play:
         for rank in ranks:
             while rank.read(self._look_at_server) is not None:
                 pass  # it had printed this before: it is on record
-        self._tell(
+        self._lines.event(
             f"SIGKILL to both ranks within step {step}; starting {WORLD_SIZES[1]} in their place"
         )
 
@@ -148,8 +187,8 @@ class Play:
         return cursor
 
     def _compare(self) -> None:
-        self._tell("computing every batch again with local:, without the server")
-        self._verb = "compared"
+        self._lines.event("computing every batch again with local:, without the server")
+        self._lines.verb = "compared"
         target, more = f"local:{self._source.job_file}", ["--steps", str(self._steps)]
         references = [
             self._cat(reference_name(rank), target, rank, REFERENCE_RANKS, more)
@@ -179,7 +218,7 @@ class Play:
                     found = rank.read(self._look_at_server)
                     if found is None:
                         raise rank.failed(f"ended with status {rank.process.wait()}")
-                    self._note(found)
+                    self._lines.batch(found)
 
     def _finish(self, ranks: list[DemoProcess]) -> None:
         """Wait for the ends of ranks that have printed all."""
@@ -188,22 +227,6 @@ class Play:
                 raise rank.failed("printed more than it was to read")
             if status := rank.process.wait():
                 raise rank.failed(f"ended with status {status}")
-
-    def _note(self, record: dict[str, Any]) -> None:
-        """Count a batch, and print a line about the run if the last one is old."""
-        counts, now = record["counts"], time.monotonic()
-        self._tokens += counts.get("tokens", 0)
-        self._padding += counts.get("padding_tokens", 0)
-        self._line_tokens += counts.get("tokens", 0)
-        if (since := now - self._line_at) < LINE_EVERY_S:
-            return
-        rate, self._line_at, self._line_tokens = self._line_tokens / since, now, 0
-        print(
-            f"{self._clock()}    {self._verb} step {record['step']}/{self._steps}  "
-            f"{rate:,.0f} tokens/s  "
-            f"packing {self._tokens / max(1, self._tokens + self._padding):.4f}",
-            flush=True,
-        )
 
     def _look_at_server(self) -> None:
         server = self._server
@@ -225,11 +248,5 @@ class Play:
         self._processes.append(process)
         return process
 
-    def _tell(self, sentence: str) -> None:
-        print(f"{self._clock()}  {sentence}", flush=True)
 
-    def _clock(self) -> str:
-        return f"{time.monotonic() - self._began:6.1f} s"
-
-
-__all__ = ["BATCHES_PER_STEP", "GROUP", "WORLD_SIZES", "Play"]
+__all__ = ["BATCHES_PER_STEP", "GROUP", "WORLD_SIZES", "Play", "ProgressLines"]

@@ -50,7 +50,7 @@ class FeedNode:
 
 
 class Routes(Protocol):
-    """What a route asks and tells its feed, on its own thread."""
+    """What a route asks and reports to its feed, on its own thread."""
 
     def room(self, route: int, received_bytes: int) -> tuple[int, int]:
         """Return the next position, and how many bytes a stream may have sent from its start on."""

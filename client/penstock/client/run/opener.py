@@ -136,7 +136,7 @@ class Opener:
         else:
             attempt = self._attempt_token(world_rank)
             begun = self._begin(options.group, moved(attempt, moves), wanted, start)
-            # A rank that was restarted alone is told how many times its attempt has moved.
+            # A rank that was restarted alone learns how many times its attempt has moved.
             token = begun.token
             moves = moves_between(attempt, token) or 0
             generation, step_size = int(begun.generation), int(begun.batches_per_step)
@@ -268,7 +268,7 @@ def resuming(job: str, group: str, begun: cursors_pb2.BeginReply, start: StartPo
         at = begun.committed_at.replace("T", " ")[:16]
         committed = f"committed {at} by generation {begun.committed_by}"
     if start.state is not None:
-        return f"{who}: going to step {start.state.step:,} as told; {committed}; {attempt}"
+        return f"{who}: going to step {start.state.step:,} as asked; {committed}; {attempt}"
     # Every rank but the first joins, so joining means nothing: at a fresh start all rows are 0.
     verb = "resuming" if begun.start_step else "starting"
     return f"{who}: {verb} at step {begun.start_step:,}, {committed}; {attempt}"
