@@ -322,7 +322,7 @@ class Loader:
             NoGroup: The Loader is ephemeral.
             UnknownGroup: Nothing of the group was read or committed yet.
             PastEnd, PositionFar: No reader could be taken to `step`.
-            CheckpointExists: The name stands at another step.
+            CheckpointExists: The name belongs to another step.
         """
         group = self._need_group("checkpoint")
         if not isinstance(name, str):

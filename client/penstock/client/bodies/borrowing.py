@@ -87,7 +87,7 @@ class Borrower:
         self._arenas: dict[int, LentArena] = {}
         self._leases: Lifetimes[LentBody] = Lifetimes()  # of arrays
         self._out: dict[int, LentBody] = {}  # those that are not kept, by loan, oldest first
-        # No view is left, and an event had not come to pass when it was looked at.
+        # No view is left, and an event was not complete when it was looked at.
         self._awaited: deque[LentBody] = deque()
         self._due: deque[int] = deque()  # loans to give back
         self._read_on: list[LentBody] = []  # kept, and a device copies from the loan

@@ -61,7 +61,7 @@ class Lease(NamedTuple):
     """Memory that one body lies in, for as long as anybody needs it.
 
     It ends when the last view of `array` is gone (arrays and tensors on the host keep it alive) and
-    every event in `events` has come to pass. Then the lender of the memory may write to it again: a
+    every event in `events` is complete. Then the lender of the memory may write to it again: a
     pool of this process, or a node of this host that had handed out a part of its own.
 
     Attributes:
@@ -171,7 +171,7 @@ class BufferPool:
         self._leased_bytes = 0
         self._largest = 0
         self._leased: Lifetimes[_Taken] = Lifetimes()  # of arrays; `lease` looks
-        # Their views are gone, and an event had not come to pass when it was looked at.
+        # Their views are gone, and an event was not complete when it was looked at.
         self._awaited: deque[_Taken] = deque()
         # A device may read on when the pool is gone; at exit it is gone by itself.
         weakref.finalize(self, _outlive, self._leased, self._awaited).atexit = False

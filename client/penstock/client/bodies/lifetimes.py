@@ -1,4 +1,4 @@
-"""Who outlives what: values that are kept until the objects are gone that they belong to."""
+"""Values that are kept until the objects that they belong to are gone."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Lifetimes(Generic[T]):
 
 
 class Passing(Protocol):
-    """What comes to pass without us, such as the end of a copy."""
+    """What completes without us, such as the end of a copy."""
 
     def query(self) -> bool:
-        """Tell whether it has come to pass; never waits."""
+        """Tell whether it is complete; never waits."""
         ...
 
 
@@ -64,7 +64,7 @@ _KEPT: deque[tuple[Any, list[Passing]]] = deque()
 
 
 def keep_until(thing: Any, events: Iterable[Passing]) -> None:
-    """Keep an object until all of some events have come to pass, whoever else is gone by then.
+    """Keep an object until all of some events are complete, whatever else is gone by then.
 
     It asks nothing and takes no lock, so that finalizers may call it; `release_kept` asks.
     """
@@ -72,7 +72,7 @@ def keep_until(thing: Any, events: Iterable[Passing]) -> None:
 
 
 def release_kept() -> None:
-    """Release what was kept until events that have come to pass by now; never on a loop's thread.
+    """Release what was kept until events that are complete by now; never on a loop's thread.
 
     A device reads on when a Loader is closed: so whatever takes memory next looks after that.
     """

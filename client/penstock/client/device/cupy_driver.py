@@ -236,12 +236,12 @@ class CupyPort:
             stream.wait_event(event)
 
     def query(self, event: Any) -> bool:
-        """Tell whether an event has come to pass."""
+        """Tell whether an event is complete."""
         with self._failing("query"):
             return bool(event.done)
 
     def synchronize(self, event: Any) -> None:
-        """Wait until an event has come to pass."""
+        """Wait until an event is complete."""
         with self._failing("synchronize"):
             event.synchronize()
 

@@ -68,7 +68,7 @@ class PinnedMemory:
         self._most_bytes = default_pinned_bytes() if most_bytes is None else most_bytes
         self._lock = threading.Lock()  # no signal handler breaks the threads off that take it
         self._leased: Lifetimes[PinnedSpan] = Lifetimes()  # of arrays
-        # Their views are gone, and an event had not come to pass when it was looked at.
+        # Their views are gone, and an event was not complete when it was looked at.
         self._awaited: deque[PinnedSpan] = deque()
         self._staging: deque[tuple[PinnedSpan, End]] = deque()
         self._leased_bytes = 0
@@ -129,7 +129,7 @@ class PinnedMemory:
     # --- bodies that have landed elsewhere ---
 
     def stage(self, body: NDArray[np.uint8], end: End) -> NDArray[np.uint8]:
-        """Return a span that holds the bytes, as long as `end` has not come to pass.
+        """Return a span that holds the bytes, as long as `end` is not complete.
 
         One thread at a time calls, and has settled the end before the next one does.
 

@@ -11,7 +11,7 @@ Stream: TypeAlias = Any
 """A queue of work on a device, done in order; a driver's own object."""
 
 Event: TypeAlias = Any
-"""A point in a stream that comes to pass; a driver's own object."""
+"""A point in a stream that is reached; a driver's own object."""
 
 DeviceMemory: TypeAlias = Any
 """Memory of a device; a driver's own object. It lasts as long as it or a view of it."""
@@ -78,7 +78,7 @@ class Port(Protocol):
         ...
 
     def record(self, stream: Stream) -> Event:
-        """Return an event that comes to pass when all is done that was queued on `stream` so far.
+        """Return an event that completes when all is done that was queued on `stream` so far.
 
         Raises:
             DeviceFailed: The device does not take it.
@@ -98,11 +98,11 @@ class Port(Protocol):
         ...
 
     def query(self, event: Event) -> bool:
-        """Tell whether an event has come to pass; never waits."""
+        """Tell whether an event is complete; never waits."""
         ...
 
     def synchronize(self, event: Event) -> None:
-        """Wait until an event has come to pass."""
+        """Wait until an event is complete."""
         ...
 
 
@@ -127,7 +127,7 @@ class End:
         self.is_doubtful = False
 
     def query(self) -> bool:
-        """Tell whether it has come to pass; never waits."""
+        """Tell whether it is complete; never waits."""
         event = self._found()
         return event is not None and self._port.query(event)
 

@@ -119,12 +119,12 @@ class TorchPort:
                 tensor.record_stream(stream)
 
     def query(self, event: Any) -> bool:
-        """Tell whether an event has come to pass."""
+        """Tell whether an event is complete."""
         with self._failing("query"):
             return bool(event.query())
 
     def synchronize(self, event: Any) -> None:
-        """Wait until an event has come to pass."""
+        """Wait until an event is complete."""
         with self._failing("synchronize"):
             event.synchronize()
 

@@ -41,7 +41,7 @@ class Ahead:
 
     The loop's thread may be broken off between any two bytecodes, by a signal handler that raises:
     so it takes no lock, and what it does is right also when it is done twice. It says which
-    position it wants, and this thread sees to it that there are results from there on. A result
+    position it wants, and this thread makes the results from there on. A result
     that was taken and never used is made again, since its batch still lies in its slot.
 
     Args:

@@ -46,7 +46,7 @@ class DeviceBlock:
 
 
 class SourceRead:
-    """A copy that reads a source, until the host knows that its event has come to pass."""
+    """A copy that reads a source, until the host knows that its event is complete."""
 
     def __init__(self, work: Work, span: HostSpan, source: NDArray[np.uint8]) -> None:
         self.work, self.span, self.crc = work, span, crc32c(source)

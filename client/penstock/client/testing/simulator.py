@@ -138,7 +138,7 @@ class Simulator:
         self._uninterrupted(wait)
 
     def query(self, event: SimulatedEvent) -> bool:
-        """Tell whether an event has come to pass; see `Port.query`."""
+        """Tell whether an event is complete; see `Port.query`."""
         if self._is_abandoned:
             return True
         with self._call("query", event):
@@ -147,7 +147,7 @@ class Simulator:
             return event.is_over
 
     def synchronize(self, event: SimulatedEvent) -> None:
-        """Wait until an event has come to pass; see `Port.synchronize`."""
+        """Wait until an event is complete; see `Port.synchronize`."""
         with self._call("synchronize", event) as where:
             if threading.get_ident() in self.loops:
                 raise Misuse("the loop's thread waits for an event", event.site, where)
@@ -166,7 +166,7 @@ class Simulator:
         Args:
             name: For people.
             is_host: Its work is done by the host itself, as tensors on the host do: so waiting
-                for an event there takes until it has come to pass.
+                for an event there takes until it is complete.
         """
         with self._lock:
             streams = self._queues.streams

@@ -43,7 +43,7 @@ class SimulatedEvent:
     Attributes:
         device: Whose it is.
         site: Where it was recorded.
-        is_over: Whether it has come to pass.
+        is_over: Whether it is complete.
     """
 
     def __init__(self, stream: SimulatedStream, clock: Clock, where: Site) -> None:
@@ -105,7 +105,7 @@ class WorkQueues:
         return work.event
 
     def pass_marks(self) -> None:
-        """Pass events that are next, and waits for those that have come to pass."""
+        """Pass events that are next, and waits for those that are complete."""
         moved = True
         while moved:
             moved = False
@@ -129,7 +129,7 @@ class WorkQueues:
             self._do(ready[choice])
 
     def until(self, event: SimulatedEvent) -> None:
-        """Do work until an event has come to pass.
+        """Do work until an event is complete.
 
         Raises:
             Misuse: Nothing brings it about.
