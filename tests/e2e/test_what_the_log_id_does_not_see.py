@@ -14,7 +14,7 @@ import pytest
 
 from harness import Server, run_command, serving, write_job_file
 from penstock.client import Loader
-from penstock.client.calls.control import Control
+from penstock.client.calls.control import Control, Member
 from penstock.client.calls.grpc_transport import open_transport
 from penstock.server.jobs.load import load
 from penstock.server.store import SqliteStore
@@ -114,7 +114,9 @@ def test_a_local_reader_with_a_group_says_it_in_its_own_log(
         for job in ("plain", "known"):
             control = Control(transport, job, f"local:{file}", 60.0)
             for token in ("one", "two"):
-                control.begin("run", token, 0, 1, batches_per_step=1, start_step=None, store="")
+                control.begin(
+                    Member("run", token, 0, 1), batches_per_step=1, start_step=None, store=""
+                )
 
     [said] = [one for one in caplog.messages if "computed here with" in one]
     assert f"Python {platform.python_version()} (recorded: 2.7.18)" in said
