@@ -6,12 +6,11 @@ is the highest sum over the node's processes, as in `node_memory`.
 
 from __future__ import annotations
 
-import tempfile
 from functools import partial
 from pathlib import Path
 
 from node_memory import Watch
-from support import corpus, in_child, interleaved, median, ratio, serving, spread, table, write_job
+from support import against, compare, corpus, in_child, interleaved, node, ranged
 from text import job
 
 from penstock.server.allocator import OFF, chosen, prefer
@@ -23,22 +22,14 @@ def run() -> None:
     data = corpus()
     names = [OFF, *filter(_is_here, ("jemalloc", "mimalloc"))]
     results = interleaved({name: partial(_node, data, name) for name in names})
-    table(
+    compare(
         "Text job warm, by the allocator of 2 workers",
-        ("allocator", "tokens/s", "range", "by off", "others s/M", "range", "MiB", "range"),
-        [
-            (
-                name,
-                f"{median(rounds, 'tokens_per_s'):,.0f}",
-                spread(rounds, "tokens_per_s", ",.0f"),
-                ratio(results, name, OFF, "tokens_per_s"),
-                f"{median(rounds, 'server_s_per_m'):.3f}",
-                spread(rounds, "server_s_per_m", ".3f"),
-                f"{median(rounds, 'peak_mib'):,.0f}",
-                spread(rounds, "peak_mib", ",.0f"),
-            )
-            for name, rounds in results.items()
-        ],
+        "allocator",
+        results,
+        ranged("tokens/s", "tokens_per_s", ",.0f"),
+        against("by off", OFF, "tokens_per_s"),
+        ranged("others s/M", "server_s_per_m", ".3f"),
+        ranged("MiB", "peak_mib", ",.0f"),
     )
 
 
@@ -51,12 +42,10 @@ def _is_here(name: str) -> bool:
 
 
 def _node(data: Path, name: str) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        job_file = write_job(Path(folder), {"text": job(data)}, allocator=name)
-        with serving(job_file, "--workers", "2") as (address, process):
-            watch = Watch(process.pid)
-            found = in_child("text_penstock", address, str(process.pid))
-            return {**found, "peak_mib": watch.end()}
+    with node({"text": job(data)}, workers=2, allocator=name) as (address, pid):
+        watch = Watch(pid)
+        found = in_child("text_penstock", address, pid)
+        return {**found, "peak_mib": watch.end()}
 
 
 if __name__ == "__main__":

@@ -10,16 +10,14 @@ A way has `STEPS` steps in a round, the first `WARM` of them uncounted.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from free_device import Paced
-from support import HERE, interleaved, median, serving, spread, table, write_job
+from support import compare, constant, interleaved, node, ranged
 
 from penstock.client import Limits, Loader
 from penstock.client.arrive import Cast
@@ -31,45 +29,26 @@ STEPS, WARM, NBYTES = 210, 10, 4096
 
 def run() -> None:
     """Print the table."""
-    with tempfile.TemporaryDirectory(prefix="pst-") as folder:
-        job = {
-            "lanes": 8,
-            "source": {"type": "items", "items": [{"n": n} for n in range(64)]},
-            "batch_size": 1,
-            "collator": {"type": f"{HERE / 'roles.py'}:Constant", "nbytes": NBYTES},
+    with node({"copies": constant(NBYTES)}, workers=1) as (address, _):
+        ways: dict[str, Callable[[], dict[str, float]]] = {
+            "without, copied by the loop": partial(_figures, _without, address)
         }
-        with serving(write_job(Path(folder), {"copies": job}), "--workers", "1") as (address, _):
-            ways: dict[str, Callable[[], dict[str, float]]] = {
-                "without, copied by the loop": partial(_figures, _without, address)
-            }
-            for depth in (1, 2):
-                ways[f"with, {depth} ahead"] = partial(_figures, _ahead, address, depth)
-            ways["with, 2 ahead, and a cast on arrival"] = partial(
-                _figures, _ahead, address, 2, _cast
-            )
-            ways["without a device"] = partial(_figures, _plain, address)
-            ways["with, 2 ahead, simulated, copies of 0 ms"] = partial(
-                _figures, _ahead, address, 2, None, lambda: SimulatedDevice(Eager(), tensors=True)
-            )
-            results = interleaved(ways)
-    rows = [
-        (way, *(f(found, key) for key in ("p50_ms", "p99_ms") for f in (_median, _spread)))
-        for way, found in results.items()
-    ]
-    table(
+        for depth in (1, 2):
+            ways[f"with, {depth} ahead"] = partial(_figures, _ahead, address, depth)
+        ways["with, 2 ahead, and a cast on arrival"] = partial(_figures, _ahead, address, 2, _cast)
+        ways["without a device"] = partial(_figures, _plain, address)
+        ways["with, 2 ahead, simulated, copies of 0 ms"] = partial(
+            _figures, _ahead, address, 2, None, lambda: SimulatedDevice(Eager(), tensors=True)
+        )
+        results = interleaved(ways)
+    compare(
         f"Copies of {COPY_S * 1000:.0f} ms beside steps of {STEP_S * 1000:.0f} ms: ms that the "
         "loop waits for a batch",
-        ("Ahead", "median", "range", "p99", "range"),
-        rows,
+        "Ahead",
+        results,
+        ranged("median", "p50_ms", ".2f"),
+        ranged("p99", "p99_ms", ".2f"),
     )
-
-
-def _median(found: Any, key: str) -> str:
-    return f"{median(found, key):.2f}"
-
-
-def _spread(found: Any, key: str) -> str:
-    return spread(found, key, ".2f")
 
 
 def _figures(way: Callable[..., Iterator[None]], *arguments: Any) -> dict[str, float]:

@@ -19,17 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from support import (
-    in_child,
-    interleaved,
-    median,
-    python_with,
-    ratio,
-    serving,
-    spread,
-    table,
-    write_job,
-)
+from support import against, compare, in_child, interleaved, middle, node, python_with, ranged
 
 FILES, GROUPS, ROWS = 5, 20, 1000
 """Of the corpus: `datasets` writes row groups of 1,000 rows by itself."""
@@ -73,38 +63,29 @@ def run() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_corpus(Path(folder))
         ways: dict[str, Callable[[], Mapping[str, float]]] = {
-            "penstock": partial(_penstock, Path(folder)),
-            "- by unix:": partial(_penstock, Path(folder), unix=True),
+            "penstock": partial(_penstock, Path(folder), "tcp"),
+            "- by unix:": partial(_penstock, Path(folder), "unix"),
             "DataLoader": partial(in_child, "columns_dataloader", folder),
         }
         if python := python_with("SPDL", "spdl.pipeline"):
             ways["SPDL"] = partial(in_child, "columns_spdl", folder, python=python)
         results = interleaved(ways)
-    table(
+    compare(
         f"Pre-tokenized Parquet to packed batches of {BATCH_ROWS} x {ROW_TOKENS:,} ids (goal: at "
         "least 1.5x of a DataLoader; 1.0x of SPDL by unix:)",
-        ("way", "M tokens/s", "range", "of DataLoader", "of SPDL", "trainer CPU s/M", "others"),
-        [
-            (
-                way,
-                f"{median(rounds, 'm_tokens_per_s'):.1f}",
-                spread(rounds, "m_tokens_per_s", ".1f"),
-                ratio(results, way, "DataLoader", "m_tokens_per_s"),
-                ratio(results, way, "SPDL", "m_tokens_per_s"),
-                f"{median(rounds, 'trainer_s_per_m'):.4f}",
-                f"{median(rounds, 'server_s_per_m'):.4f}",
-            )
-            for way, rounds in results.items()
-        ],
+        "way",
+        results,
+        ranged("M tokens/s", "m_tokens_per_s", ".1f"),
+        against("of DataLoader", "DataLoader", "m_tokens_per_s"),
+        against("of SPDL", "SPDL", "m_tokens_per_s"),
+        middle("trainer CPU s/M", "trainer_s_per_m", ".4f"),
+        middle("others", "server_s_per_m", ".4f"),
     )
 
 
-def _penstock(data: Path, unix: bool = False) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        job_file = write_job(Path(folder), {"ids": job(data)})
-        listen = f"unix:{folder}/s" if unix else None
-        with serving(job_file, "--workers", "2", listen=listen) as (address, process):
-            return in_child("columns_penstock", address, str(process.pid))
+def _penstock(data: Path, over: str) -> dict[str, float]:
+    with node({"ids": job(data)}, over=over, workers=2) as served:
+        return in_child("columns_penstock", *served)
 
 
 if __name__ == "__main__":

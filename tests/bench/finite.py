@@ -17,13 +17,13 @@ from typing import Any
 
 from support import (
     ROUNDS,
+    compare,
     corpus,
     free_port,
     interleaved,
-    median,
+    middle,
+    ranged,
     serving,
-    spread,
-    table,
     write_job,
 )
 
@@ -37,17 +37,13 @@ def run() -> None:
     folder = corpus()
     ways = {name: partial(_pass, folder, asks=asks) for name, asks in WAYS.items()}
     results = interleaved(ways)
-    rows = [
-        (
-            name,
-            f"{median(found, 'read'):.2f}",
-            f"{median(found, 'cpu'):.2f}",
-            spread(found, "cpu", ".2f"),
-        )
-        for name, found in results.items()
-    ]
-    title = f"A finite packed job, read to its end; medians of {ROUNDS} rounds"
-    table(title, ("", "read x", "CPU s/M tokens", "range"), rows)
+    compare(
+        f"A finite packed job, read to its end; medians of {ROUNDS} rounds",
+        "",
+        results,
+        middle("read x", "read", ".2f"),
+        ranged("CPU s/M tokens", "cpu", ".2f"),
+    )
 
 
 def _pass(data: Path, *, asks: bool) -> dict[str, float]:

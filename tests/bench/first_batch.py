@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import text
 from clock import own_cpu_s, tree_cpu_s
-from support import corpus, interleaved, median, spread, table, write_job
+from support import compare, corpus, interleaved, middle, ranged, write_job
 
 from penstock.client import Loader
 
@@ -58,23 +58,16 @@ def run() -> None:
                 (at / data.name).symlink_to(data)
             ways[way] = partial(figures, write_job(at, {"main": job}))
         results = interleaved(ways)
-    table(
+    compare(
         "From exec to ready, and from there to the first batch (goals: 0.5 s to ready; token ids "
         "0.2 s after that, a stream 1 s)",
-        ("", "ready s", "range", "server CPU", "workers", "first s", "range", "CPU s"),
-        [
-            (
-                way,
-                f"{median(rounds, 'ready_s'):.2f}",
-                spread(rounds, "ready_s", ".2f"),
-                f"{median(rounds, 'server_cpu_s'):.2f}",
-                f"{median(rounds, 'workers_cpu_s'):.2f}",
-                f"{median(rounds, 'first_s'):.2f}",
-                spread(rounds, "first_s", ".2f"),
-                f"{median(rounds, 'first_cpu_s'):.2f}",
-            )
-            for way, rounds in results.items()
-        ],
+        "",
+        results,
+        ranged("ready s", "ready_s", ".2f"),
+        middle("server CPU", "server_cpu_s", ".2f"),
+        middle("workers", "workers_cpu_s", ".2f"),
+        ranged("first s", "first_s", ".2f"),
+        middle("CPU s", "first_cpu_s", ".2f"),
     )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from support import HERE, ROUNDS, interleaved, median, serving, spread, table, write_job
+from clock import own_cpu_s
+from support import ROUNDS, in_child, interleaved, median, serving, spread, table, write_job
 
 from penstock.wire import MAX_MESSAGE_BYTES, PROTOCOL
 from penstock.wire.v1 import feed_pb2, feed_pb2_grpc
@@ -133,13 +133,7 @@ def _open(address: str, channels: list[grpc.Channel], rank: int, world: int) -> 
 
 def _rate(address: str, pid: int) -> tuple[float, float]:
     """Return the batches a second of a reader, and the CPU us of the server process for each."""
-    done = subprocess.run(
-        [sys.executable, str(HERE / "flood.py"), "read", address, str(pid)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    found = in_child("flood", "read", address, pid)
     return found["rate"], found["cpu_us"]
 
 
@@ -151,18 +145,12 @@ def main(address: str, pid: int) -> None:
     with Loader(address, "other", prefetch=PREFETCH, as_numpy=True) as loader:
         batches = iter(loader)
         next(batches)
-        began, cpu = time.monotonic(), _cpu_s(pid)
+        began, cpu = time.monotonic(), own_cpu_s(pid)
         while time.monotonic() - began < PER_S:
             next(batches)
             count += 1
-        lasted, spent = time.monotonic() - began, _cpu_s(pid) - cpu
+        lasted, spent = time.monotonic() - began, own_cpu_s(pid) - cpu
     print(json.dumps({"rate": count / lasted, "cpu_us": spent / max(1, count) * 1e6}))
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process, without its children."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_mb(pid: int) -> float:

@@ -17,12 +17,22 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from support import corpus, in_child, interleaved, median, ratio, spread, table, write_job
+from support import (
+    Column,
+    Results,
+    against,
+    compare,
+    corpus,
+    in_child,
+    interleaved,
+    median,
+    ranged,
+    write_job,
+)
 from text import job
 
 PROCESSES, CHARACTERS, ROWS_PER_GROUP = 2, 2000, 1024
@@ -40,33 +50,26 @@ def run() -> None:
         section["source"] = {"type": "parquet", "files": str(Path(folder) / "pieces.parquet")}
         write_job(Path(folder), {"text": section}, workers=PROCESSES)
         results = interleaved(
-            {way: partial(_child, way, data, folder) for way in ("bare", "index")}
+            {way: partial(in_child, "index", way, data, folder) for way in ("bare", "index")}
         )
-    low, high = _ratios(results["index"], results["bare"])
-    table(
+    compare(
         f"Making an index: {documents:,} documents of {CHARACTERS:,} characters, {PROCESSES} "
         "processes (goal: at least 0.9x of the bare tokenizer). The processes of the index took "
         f"{median(results['index'], 'start_s'):.1f} s to start, which is not in its rate.",
-        ("way", "tokens/s", "range", "of the bare tokenizer", "range"),
-        [
-            (
-                way,
-                f"{median(rounds, 'tokens_per_s'):,.0f}",
-                spread(rounds, "tokens_per_s", ",.0f"),
-                ratio(results, way, "bare", "tokens_per_s"),
-                f"{low:.2f}-{high:.2f}" if way == "index" else "-",
-            )
-            for way, rounds in results.items()
-        ],
+        "way",
+        results,
+        ranged("tokens/s", "tokens_per_s", ",.0f"),
+        against("of the bare tokenizer", "bare", "tokens_per_s"),
+        Column(("range",), _ratios),
     )
 
 
-def _ratios(
-    ours: list[Mapping[str, float]], theirs: list[Mapping[str, float]]
-) -> tuple[float, float]:
-    pairs = zip(ours, theirs, strict=True)
+def _ratios(results: Results, way: str) -> list[str]:
+    if way == "bare":
+        return ["-"]
+    pairs = zip(results[way], results["bare"], strict=True)
     found = [mine["tokens_per_s"] / other["tokens_per_s"] for mine, other in pairs]
-    return min(found), max(found)
+    return [f"{min(found):.2f}-{max(found):.2f}"]
 
 
 def _write_pieces(data: Path, folder: Path) -> int:
@@ -84,10 +87,6 @@ def _write_pieces(data: Path, folder: Path) -> int:
     written = pa.table({"text": pieces})
     pq.write_table(written, folder / "pieces.parquet", row_group_size=ROWS_PER_GROUP)
     return len(pieces)
-
-
-def _child(way: str, data: Path, folder: str) -> dict[str, float]:
-    return in_child("index", way, str(data), folder)
 
 
 def _index(folder: Path) -> dict[str, float]:

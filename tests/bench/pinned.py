@@ -9,16 +9,14 @@ differences, or of the ratios, to the same way without a device in the same roun
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from free_device import Free
-from support import HERE, Results, interleaved, median, serving, spread, table, write_job
+from support import Column, Results, compare, constant, interleaved, middle, node, ranged
 
 from penstock.client import Loader
 
@@ -28,39 +26,23 @@ NBYTES, COUNT, WARM = 8 << 20, 300, 40
 def run() -> None:
     """Print the table."""
     ways: dict[str, Callable[[], dict[str, float]]] = {}
-    job = {
-        "lanes": 4,
-        "source": {"type": "items", "items": [{"n": n} for n in range(64)]},
-        "batch_size": 1,
-        "collator": {"type": f"{HERE / 'roles.py'}:Constant", "nbytes": NBYTES},
-    }
-    with tempfile.TemporaryDirectory(prefix="pst-") as one, tempfile.TemporaryDirectory() as other:
-        lent, sent = Path(one), Path(other)
-        with (
-            serving(write_job(lent, {"data": job}), "--workers", "1", listen=f"unix:{lent}/n") as a,
-            serving(write_job(sent, {"data": job}), "--workers", "1") as b,
-        ):
-            for how, address in (("lent", a[0]), ("sent", b[0])):
-                ways[f"{how}, plain"] = partial(_read, address, None)
-                ways[f"{how}, to a device"] = partial(_read, address, Free)
-            results = interleaved(ways)
-    table(
+    jobs = {"data": constant(NBYTES, lanes=4)}
+    with node(jobs, over="unix", workers=1) as lent, node(jobs, workers=1) as sent:
+        for how, (address, _) in (("lent", lent), ("sent", sent)):
+            ways[f"{how}, plain"] = partial(_read, address, None)
+            ways[f"{how}, to a device"] = partial(_read, address, Free)
+        results = interleaved(ways)
+    compare(
         f"Bodies of {NBYTES >> 20} MiB: what the Loader's process works",
-        ("way", "CPU s/GB", "range", "above plain", "by plain", "GB/s"),
-        [
-            (
-                way,
-                f"{median(rounds, 'cpu_s_per_gb'):.3f}",
-                spread(rounds, "cpu_s_per_gb", ".3f"),
-                *_beside(results, way),
-                f"{median(rounds, 'gb_per_s'):.2f}",
-            )
-            for way, rounds in results.items()
-        ],
+        "way",
+        results,
+        ranged("CPU s/GB", "cpu_s_per_gb", ".3f"),
+        Column(("above plain", "by plain"), _beside),
+        middle("GB/s", "gb_per_s", ".2f"),
     )
 
 
-def _beside(results: Results, way: str) -> tuple[str, str]:
+def _beside(results: Results, way: str) -> Sequence[str]:
     plain = f"{way.split(',')[0]}, plain"
     pairs = [
         (ours["cpu_s_per_gb"], theirs["cpu_s_per_gb"])

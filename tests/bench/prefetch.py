@@ -11,24 +11,12 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 from clock import cpu_s, tree_cpu_s
-from support import (
-    HERE,
-    free_port,
-    in_child,
-    interleaved,
-    median,
-    serving,
-    spread,
-    table,
-    write_job,
-)
+from support import HERE, constant, in_child, interleaved, median, node, spread, table
 
 from penstock.wire.prefetch import LEAST_AHEAD, fitting_ahead
 
@@ -41,24 +29,24 @@ def run() -> None:
     """Print the table."""
     rows = []
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pst-")))
-        jobs = {name: _job(nbytes) for name, nbytes in SIZES.items()}
+        jobs = {name: constant(nbytes) for name, nbytes in SIZES.items()}
+        waiting: dict[str, Any] = {"program": (str(HERE / "gathering_server.py"), "0")}
         nodes = {
-            (gather, over): stack.enter_context(_node(folder, jobs, gather, over))
-            for gather in ("", "0")
+            (gather, over): stack.enter_context(node(jobs, over=over, workers=1, **program))
+            for gather, program in (("", {}), ("0", waiting))
             for over in ("tcp", "unix")
         }
         for size, over in WAYS:
             default = fitting_ahead(SIZES[size])
             ways = {
-                (f"{ahead} ahead", ""): (ahead, nodes["", over])
+                f"{ahead} ahead": (ahead, nodes["", over])
                 for ahead in (LEAST_AHEAD, default, 2 * default)
             }
-            ways[f"{default} ahead, none waits", "0"] = (default, nodes["0", over])
+            ways[f"{default} ahead, none waits"] = (default, nodes["0", over])
             results = interleaved(
                 {
-                    label: partial(in_child, "prefetch", address, str(pid), size, str(ahead))
-                    for (label, _), (ahead, (address, pid)) in ways.items()
+                    label: partial(in_child, "prefetch", *served, size, ahead)
+                    for label, (ahead, served) in ways.items()
                 }
             )
             usual = median(results[f"{default} ahead"], "batches_per_s")
@@ -79,38 +67,6 @@ def run() -> None:
         ("batches", "fetched", "batches/s", "range", "of default", "trainer", "others"),
         rows,
     )
-
-
-def _job(nbytes: int) -> dict[str, object]:
-    return {
-        "lanes": 8,
-        "source": {"type": "items", "items": [{"n": n} for n in range(64)]},
-        "batch_size": 1,
-        "collator": {"type": f"{HERE / 'roles.py'}:Constant", "nbytes": nbytes},
-    }
-
-
-@contextlib.contextmanager
-def _node(
-    folder: Path, jobs: dict[str, dict[str, object]], gather: str, over: str
-) -> Iterator[tuple[str, int]]:
-    """Serve the jobs; yield the address and the process.
-
-    Args:
-        folder: For the node's files.
-        jobs: What it serves.
-        gather: In place of `GATHER_S`; "" = what it is.
-        over: `tcp` or `unix`.
-    """
-    own = folder / f"{over}{gather}"
-    own.mkdir()
-    listen = f"127.0.0.1:{free_port()}" if over == "tcp" else f"unix:{own / 's'}"
-    program = ("-m", "penstock.server.cli")
-    if gather:
-        program = (str(HERE / "gathering_server.py"), gather)
-    job_file = write_job(own, jobs)
-    with serving(job_file, "--workers", "1", listen=listen, program=program) as (address, process):
-        yield address, process.pid
 
 
 def main(address: str, server: int, job: str, prefetch: int) -> dict[str, float]:

@@ -19,7 +19,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from support import ROUNDS, Rounds, corpus, interleaved, median, ratio, spread, table
+from support import (
+    ROUNDS,
+    Column,
+    Rounds,
+    compare,
+    corpus,
+    interleaved,
+    median,
+    middle,
+    ratio,
+    spread,
+)
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
@@ -121,20 +132,20 @@ def run() -> None:
             ),
         }
         results = interleaved(ways, SHORT * ROUNDS)
-    table(
+    compare(
         f"Processors: {len(texts)} documents of {sum(map(len, texts)) / 1e6:.1f} M characters, "
         f"CPU time, medians and ranges of {SHORT * ROUNDS} rounds",
-        ("processor", "us an item", "us per 1k tokens", "M tokens/s", "of bare"),
-        [
-            (
-                name,
-                _timed(found),
-                f"{median(found, 'us_per_1k'):,.2f}",
-                f"{1e3 / median(found, 'us_per_1k'):,.2f}",
-                ratio(results, name, BARE, "tokens_per_us") if name in of_text else "-",
-            )
-            for name, found in results.items()
-        ],
+        "processor",
+        results,
+        Column(("us an item",), lambda results, way: [_timed(results[way])]),
+        middle("us per 1k tokens", "us_per_1k", ",.2f"),
+        middle("M tokens/s", "tokens_per_us", ",.2f"),
+        Column(
+            ("of bare",),
+            lambda results, way: [
+                ratio(results, way, BARE, "tokens_per_us") if way in of_text else "-"
+            ],
+        ),
     )
 
 

@@ -13,24 +13,13 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from clock import cpu_s, tree_cpu_s
-from support import (
-    HERE,
-    ROUNDS,
-    in_child,
-    interleaved,
-    median,
-    serving,
-    spread,
-    table,
-    write_job,
-)
+from support import HERE, ROUNDS, compare, constant, in_child, interleaved, middle, node, ranged
 
 NBYTES, PREFETCH, COUNT, WARM = 1000, 64, 10_000, 2_000
 
@@ -43,45 +32,24 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def run() -> None:
     """Print the table."""
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = {
-            name: {
-                "lanes": 8,
-                "source": {"type": "items", "items": [{"n": n} for n in range(64)]},
-                "batcher": {"type": "simple", "batch_size": 1},
-                "collator": {"type": f"{HERE / 'roles.py'}:Constant", "nbytes": NBYTES},
-                **more,
-            }
-            for name, (_, more) in JOBS.items()
-        }
-        with serving(write_job(Path(folder), jobs), "--workers", "1") as (address, process):
-            results = interleaved(
-                {name: partial(_read, address, process.pid, name) for name in JOBS}
-            )
-    rows = []
-    for name, (label, _) in JOBS.items():
-        rows.append(
-            (
-                label,
-                f"{median(results[name], 'batches_per_s'):,.0f}",
-                spread(results[name], "batches_per_s", ",.0f"),
-                *(f"{median(results[name], who):.0f}" for who in CPU),
-            )
+    jobs = {name: constant(NBYTES, **more) for name, (_, more) in JOBS.items()}
+    with node(jobs, workers=1) as served:
+        results = interleaved(
+            {name: partial(in_child, "small_batches", *served, name) for name in JOBS}
         )
-    table(
+    compare(
         f"Batches of {NBYTES:,} bytes with prefetch {PREFETCH}: median of {ROUNDS} interleaved "
         "rounds (goal: at least 5,000 a second on 2 cores)",
-        ("CPU us for a batch", "batches/s", "range", *CPU),
-        rows,
+        "CPU us for a batch",
+        results,
+        ranged("batches/s", "batches_per_s", ",.0f"),
+        *(middle(who, who, ".0f") for who in CPU),
+        names={name: label for name, (label, _) in JOBS.items()},
     )
 
 
 CPU = ("worker", "server", "trainer")
 """Whose CPU time is shown, in microseconds a batch."""
-
-
-def _read(address: str, server: int, job: str) -> dict[str, float]:
-    return in_child("small_batches", address, str(server), job)
 
 
 def main(address: str, server: int, job: str) -> dict[str, float]:

@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 from formats import write_ids, write_texts
-from support import Rounds, corpus, interleaved, spread, table
-from support import median as middle
+from support import around, compare, corpus, interleaved
 
 from penstock.server.roles import IndexedSource, Source, StreamSource
 from penstock.server.roles.distributors import MapDistributor
@@ -104,21 +103,15 @@ def _measure(title: str, ways: Mapping[str, Callable[[], Source]], size: int) ->
     results = interleaved(
         {name: lambda make=make: _once(make, size) for name, make in ways.items()}
     )
-    columns = {"open_ms": ",.0f", "us": ",.0f", "mb_s": ",.0f", "random_us": ",.0f"}
-    table(
+    compare(
         f"Sources: {title}. CPU time, medians and ranges; items in blocks, then at random",
-        ("source", "open, ms", "us an item", "MB/s", "at random, us an item"),
-        [
-            (name, *(_cell(found, key, form) for key, form in columns.items()))
-            for name, found in results.items()
-        ],
+        "source",
+        results,
+        around("open, ms", "open_ms", ",.0f"),
+        around("us an item", "us", ",.0f"),
+        around("MB/s", "mb_s", ",.0f"),
+        around("at random, us an item", "random_us", ",.0f"),
     )
-
-
-def _cell(rounds: Rounds, key: str, form: str) -> str:
-    if key not in rounds[0]:
-        return "-"
-    return f"{middle(rounds, key):{form}} ({spread(rounds, key, form)})"
 
 
 def _once(make: Callable[[], Source], size: int) -> dict[str, float]:

@@ -11,12 +11,13 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import yaml
 
@@ -50,6 +51,44 @@ def write_job(folder: Path, jobs: dict[str, Any], **server: Any) -> Path:
     path = folder / "penstock.yaml"
     path.write_text(yaml.safe_dump({"server": {"metrics": "off", **server}, "jobs": jobs}))
     return path
+
+
+def constant(nbytes: int, **more: Any) -> dict[str, Any]:
+    """Return a job whose batches cost nothing to make: the same array of so many bytes."""
+    return {
+        "lanes": 8,
+        "source": {"type": "items", "items": [{"n": n} for n in range(64)]},
+        "batch_size": 1,
+        "collator": {"type": f"{HERE / 'roles.py'}:Constant", "nbytes": nbytes},
+        **more,
+    }
+
+
+@contextlib.contextmanager
+def node(
+    jobs: dict[str, Any],
+    *,
+    over: str = "tcp",
+    program: Sequence[str] | str = ("-m", "penstock.server.cli"),
+    **server: Any,
+) -> Iterator[tuple[str, int]]:
+    """Serve jobs from a folder of its own; yield the address and the process id.
+
+    Args:
+        jobs: The jobs.
+        over: `tcp`, or `unix`: then bodies are lent.
+        program: What the interpreter runs, or the text of a script.
+        server: Settings of the node.
+    """
+    with tempfile.TemporaryDirectory(prefix="pst-") as name:
+        folder = Path(name)
+        if isinstance(program, str):
+            (folder / "node.py").write_text(program)
+            program = [str(folder / "node.py")]
+        listen = f"unix:{folder / 's'}" if over == "unix" else None
+        file = write_job(folder, jobs, **server)
+        with serving(file, listen=listen, program=program) as (address, process):
+            yield address, process.pid
 
 
 @contextlib.contextmanager
@@ -101,17 +140,17 @@ def corpus() -> Path:
     return Path(json.loads(done.stdout.strip().splitlines()[-1])["folder"])
 
 
-def in_child(module: str, *arguments: str, python: str = sys.executable) -> dict[str, Any]:
+def in_child(module: str, *arguments: object, python: str = sys.executable) -> dict[str, Any]:
     """Run a bench module's `main` in a fresh process and return the JSON that it prints last.
 
     Args:
         module: Its name.
-        arguments: What it is called with.
+        arguments: What it is called with, as text.
         python: Another interpreter than this one; it gets none of our packages.
     """
     ours = [str(HERE.parent.parent), *filter(None, sys.path)] if python == sys.executable else []
     done = subprocess.run(
-        [python, str(HERE / f"{module}.py"), *arguments],
+        [python, str(HERE / f"{module}.py"), *map(str, arguments)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(ours)},
@@ -170,6 +209,83 @@ def ratio(results: Results, way: str, other: str, key: str) -> str:
         return "-"
     pairs = zip(results[way], results[other], strict=True)
     return f"{statistics.median(ours[key] / theirs[key] for ours, theirs in pairs):.2f}x"
+
+
+class Column(NamedTuple):
+    """A column of a table of ways, or a column and its range.
+
+    Attributes:
+        titles: What stands above.
+        cells: Given the results and a way, returns its cells.
+    """
+
+    titles: Sequence[str]
+    cells: Callable[[Results, str], Sequence[str]]
+
+
+def middle(title: str, key: str, form: str) -> Column:
+    """Return a column of medians; `-` where a way has no such figure."""
+
+    def cells(results: Results, way: str) -> Sequence[str]:
+        rounds = results[way]
+        return [f"{median(rounds, key):{form}}" if key in rounds[0] else "-"]
+
+    return Column([title], cells)
+
+
+def ranged(title: str, key: str, form: str) -> Column:
+    """Return a column of medians, and one of their ranges."""
+    return Column(
+        [title, "range"],
+        lambda results, way: [
+            f"{median(results[way], key):{form}}",
+            spread(results[way], key, form),
+        ],
+    )
+
+
+def around(title: str, key: str, form: str) -> Column:
+    """Return a column of medians with their ranges; `-` where a way has no such figure."""
+
+    def cells(results: Results, way: str) -> Sequence[str]:
+        rounds = results[way]
+        if key not in rounds[0]:
+            return ["-"]
+        return [f"{median(rounds, key):{form}} ({spread(rounds, key, form)})"]
+
+    return Column([title], cells)
+
+
+def against(title: str, other: str, key: str) -> Column:
+    """Return a column of ratios to another way."""
+    return Column([title], lambda results, way: [ratio(results, way, other, key)])
+
+
+def compare(
+    title: str,
+    first: str,
+    results: Results,
+    *columns: Column,
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """Print a table with a row for each way.
+
+    Args:
+        title: Of the table.
+        first: What stands above the ways.
+        results: What they found.
+        columns: The columns after that.
+        names: Way -> how it is called; of them those that are missing have rows of `-`.
+    """
+    header = [first, *(each for column in columns for each in column.titles)]
+    rows = []
+    for way, name in (names or {way: way for way in results}).items():
+        if way in results:
+            cells = (cell for column in columns for cell in column.cells(results, way))
+            rows.append([name, *cells])
+        else:
+            rows.append([f"{name}: none", *["-"] * (len(header) - 1)])
+    table(title, header, rows)
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -33,16 +33,17 @@ from pathlib import Path
 from rates import COLD_TOKENS, TOKENS, WARM_TOKENS
 from support import (
     SEED,
-    Results,
+    Column,
+    against,
+    compare,
     corpus,
     in_child,
     interleaved,
     median,
+    middle,
+    node,
     python_with,
-    ratio,
-    serving,
-    spread,
-    table,
+    ranged,
     write_job,
 )
 
@@ -101,44 +102,30 @@ def run() -> None:
     results = interleaved({name: _seeded(way) for name, way in ways.items()})
     first = {way: median(rounds, "first_s") for way, rounds in results.items()}
     ready_s = median(results["penstock"], "ready_s")
-    table(
+    compare(
         f"Text job cold: the first {COLD_TOKENS:,} tokens (goal: at least 0.95x, spawn: 0.7x). "
         f"The first batch came after {first['penstock']:.2f} s, of the DataLoader after "
         f"{first['DataLoader']:.2f} s; before that the server took {ready_s:.2f} s to be "
         "ready, which the rate does not count.",
-        ("way", "tokens/s", "range", *COMPARED),
-        [_row(way, results, "cold_tokens_per_s") for way in results],
+        "way",
+        results,
+        *_rate("cold_tokens_per_s"),
     )
-    table(
+    compare(
         f"Text job warm: {TOKENS / 1e6:.0f} M tokens after {WARM_TOKENS / 1e6:.0f} M "
         "(goal: at least 1.0x of the best; trainer at most 0.03 s/M)",
-        (
-            "way",
-            "tokens/s",
-            "range",
-            *COMPARED,
-            "trainer s/M",
-            "others",
-        ),
-        [
-            (
-                *_row(way, results, "tokens_per_s"),
-                f"{median(rounds, 'trainer_s_per_m'):.3f}",
-                f"{median(rounds, 'server_s_per_m'):.3f}",
-            )
-            for way, rounds in results.items()
-            if way != SPAWNED
-        ],
+        "way",
+        results,
+        *_rate("tokens_per_s"),
+        middle("trainer s/M", "trainer_s_per_m", ".3f"),
+        middle("others", "server_s_per_m", ".3f"),
+        names={way: way for way in results if way != SPAWNED},
     )
 
 
-def _row(way: str, results: Results, key: str) -> tuple[str, ...]:
-    return (
-        way,
-        f"{median(results[way], key):,.0f}",
-        spread(results[way], key, ",.0f"),
-        *(ratio(results, way, other, key) for other in COMPARED),
-    )
+def _rate(key: str) -> list[Column]:
+    others = (against(other, other, key) for other in COMPARED)
+    return [ranged("tokens/s", key, ",.0f"), *others]
 
 
 def _seeded(way: Callable[[int], Mapping[str, float]]) -> Callable[[], Mapping[str, float]]:
@@ -148,8 +135,8 @@ def _seeded(way: Callable[[int], Mapping[str, float]]) -> Callable[[], Mapping[s
 
 
 def _child(module: str, data: Path, python: str, seed: int, rows: int = 1) -> dict[str, float]:
-    height = [str(rows)] if rows > 1 else []
-    return in_child(module, str(data), str(seed), *height, python=python)
+    height = [rows] if rows > 1 else []
+    return in_child(module, data, seed, *height, python=python)
 
 
 def _spawned(data: Path, seed: int) -> dict[str, float]:
@@ -159,13 +146,10 @@ def _spawned(data: Path, seed: int) -> dict[str, float]:
 
 
 def _penstock(data: Path, seed: int, rows: int = 1, unix: bool = False) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        job_file = write_job(Path(folder), {"text": job(data, seed, rows)})
-        listen = f"unix:{folder}/s" if unix else None
-        began = time.perf_counter()
-        with serving(job_file, "--workers", "2", listen=listen) as (address, process):
-            ready_s = time.perf_counter() - began
-            return {**in_child("text_penstock", address, str(process.pid)), "ready_s": ready_s}
+    began, over = time.perf_counter(), "unix" if unix else "tcp"
+    with node({"text": job(data, seed, rows)}, over=over, workers=2) as served:
+        ready_s = time.perf_counter() - began
+        return {**in_child("text_penstock", *served), "ready_s": ready_s}
 
 
 if __name__ == "__main__":

@@ -12,22 +12,23 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 from support import (
     HERE,
     Results,
+    against,
+    compare,
+    constant,
     in_child,
     interleaved,
-    median,
-    ratio,
-    serving,
-    spread,
-    table,
-    write_job,
+    middle,
+    node,
+    ranged,
 )
 
 from penstock.server.access import hash_of
@@ -60,37 +61,26 @@ def run() -> None:
     """Print the tables."""
     for title, (size, count, warm) in SIZES.items():
         results = measure(size, count, warm)
-        table(
+        compare(
             f"Ready batches over TLS: {title}",
-            ("way", "GB/s", "range", "of plain", "trainer s/GB", "others"),
-            [_row(way, results) for way in NAMES if way in results],
+            "way",
+            results,
+            ranged("GB/s", "gb_per_s", ".2f"),
+            against("of plain", "plain", "gb_per_s"),
+            middle("trainer s/GB", "trainer_s_per_gb", ".2f"),
+            middle("others", "server_s_per_gb", ".2f"),
+            names={way: name for way, name in NAMES.items() if way in results},
         )
-    rounds = tokens()
-    table(
+    compare(
         "A call of Describe (goal: the check of a token at most 100 us)",
-        ("node", "us a call", "range"),
-        [
-            (name, f"{median(found, 'us'):.0f}", spread(found, "us", ".0f"))
-            for name, found in rounds.items()
-        ],
-    )
-
-
-def _row(way: str, results: Results) -> tuple[str, ...]:
-    rounds = results[way]
-    return (
-        NAMES[way],
-        f"{median(rounds, 'gb_per_s'):.2f}",
-        spread(rounds, "gb_per_s", ".2f"),
-        ratio(results, way, "plain", "gb_per_s"),
-        f"{median(rounds, 'trainer_s_per_gb'):.2f}",
-        f"{median(rounds, 'server_s_per_gb'):.2f}",
+        "node",
+        tokens(),
+        ranged("us a call", "us", ".0f"),
     )
 
 
 def measure(size: int, count: int, warm: int) -> Results:
     """Return each way's rounds."""
-    numbers = ("0", str(count), str(warm), "0")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ca = Authority(folder)
@@ -103,8 +93,8 @@ def measure(size: int, count: int, warm: int) -> Results:
             nodes |= dict.fromkeys(MESSAGES, (mutual, both))
         ways: dict[str, Callable[[], Mapping[str, float]]] = {}
         for way, (tls, environ) in nodes.items():
-            address, pid = stack.enter_context(_node(size, tls, MESSAGES.get(way)))
-            read = partial(in_child, "transfer_client", "penstock", address, str(pid), *numbers)
+            served = stack.enter_context(_node(size, tls, MESSAGES.get(way)))
+            read = partial(in_child, "transfer_client", "penstock", *served, 0, count, warm, 0)
             ways[way] = partial(_with, environ, read)
         return interleaved(ways)
 
@@ -121,32 +111,19 @@ def _with(
         os.environ.update(before)
 
 
-@contextlib.contextmanager
 def _node(
     size: int, tls: Mapping[str, str] | None, message_bytes: int | None = None, **more: str
-) -> Iterator[tuple[str, int]]:
+) -> contextlib.AbstractContextManager[tuple[str, int]]:
     """Serve the batch; yield address and process id."""
-    job = {
-        "lanes": 8,
-        "source": {"type": "items", "items": [{"x": 1}] * 8},
-        "batcher": {"type": "simple", "batch_size": 1},
-        "collator": {"type": f"{HERE / 'roles.py'}:Constant", "nbytes": size},
-    }
-    program = ["-m", "penstock.server.cli"]
-    with tempfile.TemporaryDirectory() as folder:
-        if message_bytes is not None:
-            script = Path(folder) / "node.py"
-            script.write_text(
-                "from penstock.server.rpc import streams\n"
-                f"streams.CHUNK_BYTES = {message_bytes}\n"
-                "from penstock.server.cli import main\n"
-                "if __name__ == '__main__':\n    main()\n"
-            )
-            program = [str(script)]
-        settings = {**more, **({} if tls is None else {"tls": dict(tls)})}
-        job_file = write_job(Path(folder), {"data": job}, **settings)
-        with serving(job_file, "--workers", "1", program=program) as (address, process):
-            yield address, process.pid
+    given: dict[str, Any] = {**more, **({} if tls is None else {"tls": dict(tls)})}
+    if message_bytes is not None:
+        given["program"] = (
+            "from penstock.server.rpc import streams\n"
+            f"streams.CHUNK_BYTES = {message_bytes}\n"
+            "from penstock.server.cli import main\n"
+            "if __name__ == '__main__':\n    main()\n"
+        )
+    return node({"data": constant(size)}, workers=1, **given)
 
 
 def tokens() -> Results:

@@ -22,23 +22,21 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 
 from support import (
     HERE,
     Results,
+    against,
+    compare,
+    constant,
     in_child,
     interleaved,
-    median,
-    ratio,
-    serving,
-    spread,
-    table,
-    write_job,
+    middle,
+    node,
+    ranged,
 )
 
 LARGE = (
@@ -73,63 +71,43 @@ def run() -> None:
     """Print the tables."""
     for title, (size, count, warm, depth, freed) in SIZES.items():
         results = measure(size, count, warm, depth, freed)
-        table(
+        compare(
             f"Ready batches: {title}",
-            (
-                "way",
-                "GB/s",
-                "range",
-                "of ready",
-                "of tf.data",
-                "of Flight",
-                "trainer s/GB",
-                "others",
-            ),
-            [_row(way, results) for way in NAMES],
+            "way",
+            results,
+            ranged("GB/s", "gb_per_s", ".2f"),
+            against("of ready", "ready", "gb_per_s"),
+            against("of tf.data", "tfdata", "gb_per_s"),
+            against("of Flight", "flight", "gb_per_s"),
+            middle("trainer s/GB", "trainer_s_per_gb", ".2f"),
+            middle("others", "server_s_per_gb", ".2f"),
+            names=NAMES,
         )
-
-
-def _row(way: str, results: Results) -> tuple[str, ...]:
-    if way not in results:
-        return (f"{NAMES[way]}: none", *["-"] * 7)
-    rounds = results[way]
-    return (
-        NAMES[way],
-        f"{median(rounds, 'gb_per_s'):.2f}",
-        spread(rounds, "gb_per_s", ".2f"),
-        *(ratio(results, way, other, "gb_per_s") for other in ("ready", "tfdata", "flight")),
-        f"{median(rounds, 'trainer_s_per_gb'):.2f}",
-        f"{median(rounds, 'server_s_per_gb'):.2f}",
-    )
 
 
 def measure(size: int, count: int, warm: int, depth: int, freed: int) -> Results:
     """Return each way's rounds."""
-    numbers = (str(freed), str(count), str(warm))
+    numbers = (freed, count, warm)
     with contextlib.ExitStack() as stack:
-        address, pid = stack.enter_context(_penstock(size))
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        unix, unix_pid = stack.enter_context(_penstock(size, f"unix:{folder}/node.sock"))
-        place, flight = stack.enter_context(
+        jobs = {"data": constant(size)}
+        tcp, unix = (
+            stack.enter_context(node(jobs, over=over, workers=1)) for over in ("tcp", "unix")
+        )
+        flight = stack.enter_context(
             _peer([sys.executable, str(HERE / "flight_server.py"), str(size)])
         )
-        deep = (*numbers, str(depth))
         client = partial(in_child, "transfer_client")
         ways: dict[str, Callable[[], Mapping[str, float]]] = {
-            "penstock": partial(client, "penstock", address, str(pid), *deep),
-            "lent": partial(client, "penstock", unix, str(unix_pid), *deep),
-            "stacked": partial(client, "stacked", str(size), *deep),
-            "ready": partial(client, "ready", str(size), *deep),
-            "flight": partial(client, "flight", place, str(flight), *numbers),
+            "penstock": partial(client, "penstock", *tcp, *numbers, depth),
+            "lent": partial(client, "penstock", *unix, *numbers, depth),
+            "stacked": partial(client, "stacked", size, *numbers, depth),
+            "ready": partial(client, "ready", size, *numbers, depth),
+            "flight": partial(client, "flight", *flight, *numbers),
         }
-        python = tensorflow_python()
-        if python:
-            target, service = stack.enter_context(_peer([python, str(HERE / "tfdata.py"), "serve"]))
+        if python := tensorflow_python():
+            service = stack.enter_context(_peer([python, str(HERE / "tfdata.py"), "serve"]))
             ways["tfdata"] = partial(
-                in_child,
-                "tfdata",
-                *("read", target, str(service), str(size), *numbers),
-                python=python,
+                in_child, "tfdata", "read", *service, size, *numbers, python=python
             )
         return interleaved(ways)
 
@@ -138,21 +116,6 @@ def tensorflow_python() -> str:
     """Return an interpreter that has TensorFlow, or nothing."""
     named = os.environ.get(TF_PYTHON, "")
     return named or (sys.executable if find_spec("tensorflow") else "")
-
-
-@contextlib.contextmanager
-def _penstock(size: int, listen: str | None = None) -> Iterator[tuple[str, int]]:
-    """Serve the batch; yield address and process id."""
-    job = {
-        "lanes": 8,
-        "source": {"type": "items", "items": [{"x": 1}] * 8},
-        "batcher": {"type": "simple", "batch_size": 1},
-        "collator": {"type": f"{HERE / 'roles.py'}:Constant", "nbytes": size},
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        job_file = write_job(Path(folder), {"data": job})
-        with serving(job_file, "--workers", "1", listen=listen) as (address, process):
-            yield address, process.pid
 
 
 @contextlib.contextmanager
