@@ -109,7 +109,7 @@ def alone(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_serve_refuses_a_job_file_that_does_not_hold_together(home: Path) -> None:
-    """Before anything listens; what is said of which mistake is in `unit/test_error_sentences`."""
+    """Before anything listens; what is said of which mistake is in `e2e/test_error_sentences`."""
     file = write_job_file(home / "key.yaml", {"main": {**GOOD, "sed": 7}})
 
     ended = alone(home, "serve", file.name, "--store", "sqlite:///key.db")
