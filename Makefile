@@ -25,6 +25,16 @@ NEWEST_NEEDS := hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-t
 NEWEST_CUPY := cupy-cuda12x cuda-pathfinder
 NEWEST_TESTS := $(wildcard tests/*/test_client_*.py) tests/unit/test_device_calls.py tests/e2e/test_imports.py $(filter-out %every_pair.py,$(wildcard tests/resume/test_*.py))
 
+# The lowest versions that pyproject.toml allows, as uv resolves them, with the tests of what reads
+# and says most through them; LOWEST_TESTS names others. None of these needs torch.
+LOWEST := .venv-lowest
+# What old releases leave open is theirs.
+THEIRS := -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
+LOWEST_TESTS ?= tests/unit/test_source_*.py tests/unit/test_config*.py \
+	tests/e2e/test_error_sentences.py tests/unit/test_tokenize.py tests/unit/test_chat.py \
+	tests/unit/test_registry.py tests/unit/test_metrics.py tests/unit/test_wire_frame.py \
+	tests/unit/test_status_page.py tests/contract/test_sources.py tests/e2e/test_serve.py
+
 # A venv keeps the Python that it was made with: another one that is asked for is not ignored silently.
 ifeq ($(filter clean help protos,$(MAKECMDGOALS)),)
 ifneq ($(and $(filter-out file,$(origin PYTHON)),$(wildcard $(BIN)/python)),)
@@ -38,7 +48,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev dev-all check newest size test test-newest test-all bench fuzz dashboards chart image kube
+.PHONY: help demo dev dev-all check newest size test test-newest test-lowest test-all bench fuzz dashboards chart image kube
 .PHONY: protos wheel clean debian chromium helm-3 etcd
 
 help:  ## Show this list.
@@ -49,7 +59,7 @@ demo: $(VENV)/.installed-demo  ## See it work on real input, with everything kil
 
 dev: $(VENV)/.installed-dev  ## Install all that developing needs, torch among it.
 
-dev-all: dev newest  ## And what `make test-newest` needs (both at once with -j 2).
+dev-all: dev newest $(LOWEST)/.installed  ## And what test-newest and test-lowest need (at once with -j 2).
 
 check: $(VENV)/.installed-dev  ## ruff, mypy --strict, import-linter.
 	$(BIN)/ruff check .
@@ -64,8 +74,11 @@ test-newest: newest  ## Client, resume and interrupts on the newest other Python
 	@if test -x $(NEWEST)/bin/python; then $(NEWEST)/bin/python --version && \
 		$(NEWEST)/bin/python -m pytest $(TOGETHER) -m "not ($(WITHOUT) or torch)" $(NEWEST_TESTS); fi
 
+test-lowest: $(LOWEST)/.installed  ## A part of the tests, with the lowest versions that are allowed.
+	$(LOWEST)/bin/python -m pytest $(TOGETHER) $(THEIRS) -m "not ($(WITHOUT) or torch)" $(LOWEST_TESTS)
+
 test-all: WITHOUT := bench
-test-all: check chromium test test-newest wheel  ## check, wheel, and every test, those of thorough.txt too.
+test-all: check chromium test test-newest test-lowest wheel  ## check, wheel, and every test, those of thorough.txt too.
 
 size: $(VENV)/.installed-dev  ## Print how large the code is (SIZE=--names: and where).
 	@$(BIN)/python .ci/size.py $(SIZE)
@@ -111,7 +124,7 @@ wheel: $(VENV)/.installed-dev  ## Build the wheel and the sdist into dist/.
 	ls -l dist
 
 clean:  ## Remove what make has made here.
-	rm -rf $(VENV) $(PROTOS) $(NEWEST) $(FUZZ) .fuzz .helm .image .kube dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PROTOS) $(NEWEST) $(LOWEST) $(FUZZ) .fuzz .helm .image .kube dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # --- installs; a stamp makes the next call instant ---
 
@@ -144,6 +157,16 @@ $(NEWEST)/.installed: pyproject.toml constraints.txt
 		-e '.[server,tokenizers]' $(NEWEST_NEEDS)
 	@$(NEWEST)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt \
 		--no-deps $(NEWEST_CUPY)
+	@touch $@
+
+$(LOWEST)/.installed: pyproject.toml constraints.txt
+	@echo "installing the lowest versions that penstock allows into $(LOWEST) ..."
+	@$(PYTHON) -m venv --clear $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install -qq --disable-pip-version-check uv
+	@$(LOWEST)/bin/uv pip compile -q --resolution lowest-direct --extra server --extra tokenizers \
+		-p $(LOWEST)/bin/python -o $(LOWEST)/lowest.txt pyproject.toml
+	@$(LOWEST)/bin/uv pip install -q -p $(LOWEST)/bin/python -c $(LOWEST)/lowest.txt \
+		-e '.[server,tokenizers]' pillow webdataset $(NEWEST_NEEDS)
 	@touch $@
 
 # Debian's packages that some tests need, at once; without one they say that they were not run: those

@@ -2,6 +2,7 @@
 
 Two processes of tests on two cores sometimes starve a test that waits for a third. What fails here
 fails the run; what passes here is named, and is a defect all the same: of the test, or of penstock.
+Arguments are given on to pytest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def main() -> int:
         say(f"{len(failed)} tests have failed; 1 to {MOST} are run again")
         return 1
     say("run again, alone:", *failed)
-    status = subprocess.call([sys.executable, "-m", "pytest", "-q", *failed])
+    status = subprocess.call([sys.executable, "-m", "pytest", "-q", *sys.argv[1:], *failed])
     if status == 0:
         say("UNSTABLE, failed beside others and passed alone:", *failed)
     return status
