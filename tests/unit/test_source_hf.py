@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.server.sources import HfSource, ParquetSource
-from penstock.server.sources.hf import quietly
+from penstock.server.sources.hf_builders import quietly
 from penstock.wire.errors import InvalidJob, SourceChanged
 
 

@@ -13,7 +13,7 @@ import click
 from penstock.server.commands.say import say
 from penstock.server.commands.try_out import try_out
 from penstock.server.jobs.assign import value_of
-from penstock.server.jobs.guess import BATCH_SIZE, IDS, Guess, guess
+from penstock.server.jobs.guess import BATCH_SIZE, IDS, Asked, Guess, guess
 from penstock.wire.errors import BadItem, InvalidRequest, PenstockError
 
 
@@ -85,11 +85,13 @@ def init(
     found = guess(
         files,
         path.absolute().parent,
-        tokenizer,
-        column=column,
-        max_tokens=max_tokens,
-        batch_size=batch_size,
-        options=_source_options(options) | ({} if split is None else {"split": split}),
+        Asked(
+            tokenizer,
+            column,
+            max_tokens,
+            batch_size,
+            _source_options(options) | ({} if split is None else {"split": split}),
+        ),
     )
     path.write_text(render(found, path.name), encoding="utf-8")
     _say(found, output, _tried(found, path, output))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -200,4 +201,37 @@ def _arrays(kind: Any) -> Callable[[Any], Any]:
     return array
 
 
-__all__ = ["ArrowRows", "ListColumn", "dtype_of_lists"]
+def json_decoder(kind: Any) -> Callable[[Any], Any] | None:
+    """Return what turns stored values of an Arrow type into those that `datasets` gives.
+
+    JSON objects that differ in their keys or types, as the turns of a conversation some of which
+    call tools, are stored as text of the type `arrow.json`.
+
+    Args:
+        kind: The type of a column.
+
+    Returns:
+        The decoder; None if the type has no JSON in it.
+    """
+    pa = require("pyarrow")
+    if getattr(kind, "extension_name", "") == "arrow.json":
+        return lambda value: json.loads(value) if isinstance(value, str) else value
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = json_decoder(kind.value_type)
+        if inner is not None:
+            return lambda values: None if values is None else [inner(value) for value in values]
+    if pa.types.is_struct(kind):
+        fields = {field.name: json_decoder(field.type) for field in kind}
+        found = {name: decode for name, decode in fields.items() if decode is not None}
+        if found:
+            return lambda value: (
+                value
+                and {
+                    name: found[name](inner) if name in found else inner
+                    for name, inner in value.items()
+                }
+            )
+    return None
+
+
+__all__ = ["ArrowRows", "ListColumn", "dtype_of_lists", "json_decoder"]

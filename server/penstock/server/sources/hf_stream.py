@@ -17,16 +17,14 @@ from penstock.server.sources.catalog import Catalog
 from penstock.server.sources.content import files_fingerprint
 from penstock.server.sources.factory import Made
 from penstock.server.sources.files import DataFile, FileSet, reading
-from penstock.server.sources.hf import (
+from penstock.server.sources.hf_builders import (
     DataFiles,
     builder_name,
-    choose_splits,
     innermost,
-    plain_files,
+    open_builder,
     quietly,
     silence,
 )
-from penstock.server.sources.prepared import load_builder
 from penstock.wire.errors import BadBatch, InvalidJob
 
 MARK_ROWS = 256
@@ -150,24 +148,14 @@ class HfStreamSource(StreamSource):
         """Return the dataset of a builder, and look at its files."""
         self._builder = builder_name(path, data_files)
         with quietly(datasets, path, data_files, self._builder):
-            builder = load_builder(
-                datasets,
+            opened = open_builder(
                 self._builder or path,
-                name,
-                data_files=plain_files(data_files),
-                storage_options=storage_options,
-                **(options or {}),
+                path,
+                data_files,
+                self.split,
+                dict(name=name, storage_options=storage_options, **(options or {})),
             )
-            found = builder.config.data_files or {}
-            by_split = {str(key): list(files) for key, files in found.items()}
-            self.split, chosen = choose_splits(path, self.split, list(by_split))
-            names = [str(file) for key in chosen for file in by_split[key]]
-            if not names:
-                raise InvalidJob(
-                    f"no file matches {data_files or path!r}: check the path; in a job file it is "
-                    "relative to the job file",
-                    key="source.data_files",
-                )
+            self.split, names = opened.split, opened.files
             self._files = FileSet(
                 names,
                 suffix="",
@@ -177,7 +165,7 @@ class HfStreamSource(StreamSource):
             )
             by_path = {_bare(file.path): file for file in self._files.files}
             self._read = [by_path[_bare(file)] for file in names]
-            return builder.as_streaming_dataset(self.split)
+            return opened.builder.as_streaming_dataset(self.split)
 
     def _shard_names(self, path: str | None) -> list[str]:
         count = self._stream.num_shards

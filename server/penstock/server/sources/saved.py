@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from penstock.server.roles.parameters import declared
-from penstock.server.sources.arrow import ArrowRows
+from penstock.server.sources.arrow import ArrowRows, json_decoder
 from penstock.server.sources.arrow_files import ArrowFiles
 from penstock.server.sources.blocked import Block
 from penstock.server.sources.cache import Rows
 from penstock.server.sources.columns import ListRows
 from penstock.server.sources.files import DataFile, FileSet, refusing
-from penstock.server.sources.hf import json_decoder
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import BadItem, InvalidJob
 

@@ -1,0 +1,250 @@
+"""Which source reads some files, by their names and first bytes: its section of a job file."""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.server.sources.kinds import COMPRESSED, kind_of
+from penstock.server.sources.kinds import KINDS as SOURCES
+from penstock.wire.errors import InvalidRequest
+
+TOKENIZER = "tokenizer.json"
+
+MAX_OBJECT_BYTES = 1 << 20
+"""A larger file is taken for rows without a look: no list of data sets is as long."""
+
+PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+TEXTS = (".txt", ".text", ".md")
+
+ARCHIVES = (".zip", ".7z", ".rar")
+
+
+def find_source(
+    paths: Sequence[str], base: Path, notes: list[str], options: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Path]]:
+    """Return the source's section, and the folders of the data."""
+    if any("://" in text for text in paths):
+        return _of_urls(paths), []
+    files: list[Path] = []
+    patterns: list[str] = []
+    for text in paths:
+        path = Path(text).expanduser().absolute()
+        if path.is_dir():
+            if (written := _written_whole(path)) is not None:
+                if len(paths) > 1:
+                    raise InvalidRequest(
+                        f"{text} is a folder that is read as one: give it alone, a job reads one"
+                    )
+                kind, key = written
+                return {"type": kind, key: named(path, base)}, [path, path.parent]
+            inside, pattern = _folder(path, base, notes)
+            files += inside
+            patterns.append(pattern)
+        elif path.is_file():
+            files.append(path)
+            patterns.append(named(path, base))
+        elif matches := sorted(glob.glob(str(path), recursive=True)):
+            files += [Path(match) for match in matches if Path(match).is_file()]
+            patterns.append(named(path, base))
+        else:
+            raise InvalidRequest(
+                f"there is no file or folder {text!r}{_of_the_hub(text)}", field="path", value=text
+            )
+    if not files:
+        raise InvalidRequest(f"{' '.join(paths)} holds no files", field="path", value=paths[0])
+    # With a dtype a file without a header is one of ids.
+    kinds = Counter("tokens" if "dtype" in options else _kind(file) for file in files)
+    if len(kinds) > 1:
+        listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+        raise InvalidRequest(
+            f"the files are of several kinds ({listed}): a source reads one, so name those to use"
+        )
+    [kind] = kinds
+    folders = list(dict.fromkeys(file.parent for file in files))
+    chosen = _shorten(files, patterns, base)
+    if kind.startswith("hf "):
+        return {"type": "hf", "path": kind[3:], "data_files": chosen}, folders
+    spec: dict[str, Any] = {"type": kind, "files": chosen}
+    if kind == "text":
+        _refuse_binary(files[0])
+        if len(files) > 1:
+            spec["sample_by"] = "document"
+            notes.append("every file is one item; without sample_by every line is one")
+        else:
+            notes.append("every line is one item; sample_by: document takes whole files")
+    if any(file.suffix == ".tsv" for file in files):
+        spec["delimiter"] = "\t"
+    return spec, folders
+
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def _of_the_hub(text: str) -> str:
+    """Return the end of a sentence about what may be a data set of the Hub."""
+    if not _HUB_NAME.fullmatch(text) or kind_of(text) is not None:
+        return ""
+    folder = text.rpartition("/")[2]
+    return (
+        f"; a data set of the Hugging Face Hub comes by: hf download {text} --repo-type dataset "
+        f"--local-dir {folder}, and then: penstockd init {folder}/"
+    )
+
+
+def _of_urls(paths: Sequence[str]) -> dict[str, Any]:
+    """Return the source of files at URLs, by their names: nothing is listed for that.
+
+    Raises:
+        InvalidRequest: The names do not tell what the files hold.
+    """
+    kinds = {kind_of(path) for path in paths}
+    if len(kinds) > 1 or kinds & {None, "hf"}:
+        raise InvalidRequest(
+            f"{' '.join(paths)} does not say what is read: name URLs of one kind by their ending, "
+            "such as s3://bucket/folder/*.parquet",
+            field="path",
+            value=paths[0],
+        )
+    return {"type": kinds.pop(), "files": paths[0] if len(paths) == 1 else list(paths)}
+
+
+def _written_whole(folder: Path) -> tuple[str, str] | None:
+    """Return the type of a folder that a library wrote as one, and the parameter that names it."""
+    if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
+        return "saved", "path"
+    if (folder / "index.json").exists() and next(folder.rglob("*.mds*"), None) is not None:
+        return "mds", "files"
+    return None
+
+
+def _folder(path: Path, base: Path, notes: list[str]) -> tuple[list[Path], str]:
+    """Return the files of the most common kind in a folder, and their glob."""
+    inside = sorted(
+        file
+        for file in path.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
+    inside = [file for file in inside if file.name != TOKENIZER]
+    if not inside:
+        raise InvalidRequest(f"the folder {path} holds no files", field="path", value=str(path))
+    suffixes = Counter(file.suffix for file in inside)
+    suffix = min(suffixes, key=lambda name: (name not in SOURCES, -suffixes[name], name))
+    if len(suffixes) > 1:
+        others = ", ".join(sorted(name or "no ending" for name in suffixes if name != suffix))
+        notes.append(f"only the {suffix or 'unnamed'} files of the folder are read, not: {others}")
+    chosen = [file for file in inside if file.suffix == suffix]
+    deep = any(file.parent != path for file in chosen)
+    return chosen, named(path / ("**" if deep else "") / f"*{suffix}", base)
+
+
+def _shorten(files: Sequence[Path], patterns: list[str], base: Path) -> Any:
+    """Return the patterns; where the files are all of their kind in one folder, their glob."""
+    if len(patterns) == 1:
+        return patterns[0]
+    folders, suffixes = {file.parent for file in files}, {file.suffix for file in files}
+    if len(folders) == 1 and len(suffixes) == 1:
+        [folder], [suffix] = folders, suffixes
+        if suffix and set(folder.glob(f"*{suffix}")) == set(files):
+            return named(folder / f"*{suffix}", base)
+    return patterns
+
+
+_BUILDERS = {"jsonl": "json", "webdataset": "webdataset", "csv": "csv", "json": "json"}
+"""What `datasets` calls the kinds of compressed files."""
+
+
+def _kind(file: Path) -> str:
+    """Return the type of a file's source; `hf BUILDER` of a compressed one."""
+    found = kind_of(str(file))
+    if found == "hf":
+        return f"hf {_BUILDERS.get(kind_of(file.stem) or '', 'text')}"
+    if found == "json":
+        with file.open("rb") as stream:
+            head = stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+        if head.startswith(b"["):
+            return "json"
+        _refuse_object(file)
+        return "jsonl"
+    if file.suffix == ".bin" and not file.with_suffix(".idx").exists():
+        return "text"  # if it is, and not ids whose dtype nobody knows
+    return found or "text"
+
+
+def _refuse_object(file: Path) -> None:
+    """Refuse a file of a single JSON object, such as a list of data sets."""
+    if file.stat().st_size > MAX_OBJECT_BYTES:
+        return
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError:
+        return  # an object on each line, if they are right
+    if isinstance(found, dict):
+        raise InvalidRequest(
+            f"{file} is one JSON object, and rows of data are an array or an object on each line: "
+            "if it lists data sets, write the job file by hand, with source: {type: meta, file: "
+            "...}; docs/sources.md shows it",
+            field="path",
+            value=str(file),
+        )
+
+
+def _refuse_binary(file: Path) -> None:
+    if file.suffix in COMPRESSED:
+        return
+    try:
+        with file.open(encoding="utf-8") as stream:
+            # Small ids of two or four bytes are UTF-8 too, and full of zeros, which no text has.
+            if "\0" not in stream.read(4096):
+                return
+    except UnicodeDecodeError:
+        pass
+    if file.suffix == ".bin":
+        raise InvalidRequest(
+            f"{file} is not text, and has no .idx beside it, as Megatron's files have: if it holds "
+            "token ids, add --source dtype=uint16, or what they are, and --source eos=ID, the id "
+            "after each document",
+            field="path",
+            value=str(file),
+        )
+    if file.suffix.lower() in PICTURES:
+        raise InvalidRequest(
+            f"{file} is a picture, and a folder of pictures is not a source: pack them into tars "
+            "(type: webdataset), or read them by a Dataset of yours (source: {type: torch, "
+            "factory: ./data.py:make}); docs/roles.md shows both ends",
+            field="path",
+            value=str(file),
+        )
+    if file.suffix.lower() in TEXTS:
+        raise InvalidRequest(
+            f"{file} is not UTF-8: write it again as UTF-8; where it is Latin-1, by "
+            "iconv -f LATIN1 -t UTF-8 OLD -o NEW",
+            field="path",
+            value=str(file),
+        )
+    if file.suffix.lower() in ARCHIVES:
+        raise InvalidRequest(
+            f"{file} is an archive: unpack it, and name the files that were in it",
+            field="path",
+            value=str(file),
+        )
+    raise InvalidRequest(
+        f"{file} is neither text nor a known kind ({', '.join(SOURCES)}): "
+        "write a source of your own, docs/roles.md shows how",
+        field="path",
+        value=str(file),
+    )
+
+
+def named(path: Path, base: Path) -> str:
+    """Return a path as the job file names it: relative if it is below the file's folder."""
+    return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
+
+
+__all__ = ["TOKENIZER", "find_source", "named"]
