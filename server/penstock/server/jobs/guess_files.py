@@ -19,12 +19,6 @@ TOKENIZER = "tokenizer.json"
 MAX_OBJECT_BYTES = 1 << 20
 """A larger file is taken for rows without a look: no list of data sets is as long."""
 
-PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-
-TEXTS = (".txt", ".text", ".md")
-
-ARCHIVES = (".zip", ".7z", ".rar")
-
 
 def find_source(
     paths: Sequence[str], base: Path, notes: list[str], options: Mapping[str, Any]
@@ -54,11 +48,9 @@ def find_source(
             files += [Path(match) for match in matches if Path(match).is_file()]
             patterns.append(named(path, base))
         else:
-            raise InvalidRequest(
-                f"there is no file or folder {text!r}{_of_the_hub(text)}", field="path", value=text
-            )
+            raise _of_path(f"there is no file or folder {text!r}{_of_the_hub(text)}", text)
     if not files:
-        raise InvalidRequest(f"{' '.join(paths)} holds no files", field="path", value=paths[0])
+        raise _of_path(f"{' '.join(paths)} holds no files", paths[0])
     # With a dtype a file without a header is one of ids.
     kinds = Counter("tokens" if "dtype" in options else _kind(file) for file in files)
     if len(kinds) > 1:
@@ -106,11 +98,10 @@ def _of_urls(paths: Sequence[str]) -> dict[str, Any]:
     """
     kinds = {kind_of(path) for path in paths}
     if len(kinds) > 1 or kinds & {None, "hf"}:
-        raise InvalidRequest(
+        raise _of_path(
             f"{' '.join(paths)} does not say what is read: name URLs of one kind by their ending, "
             "such as s3://bucket/folder/*.parquet",
-            field="path",
-            value=paths[0],
+            paths[0],
         )
     return {"type": kinds.pop(), "files": paths[0] if len(paths) == 1 else list(paths)}
 
@@ -133,7 +124,7 @@ def _folder(path: Path, base: Path, notes: list[str]) -> tuple[list[Path], str]:
     )
     inside = [file for file in inside if file.name != TOKENIZER]
     if not inside:
-        raise InvalidRequest(f"the folder {path} holds no files", field="path", value=str(path))
+        raise _of_path(f"the folder {path} holds no files", path)
     suffixes = Counter(file.suffix for file in inside)
     suffix = min(suffixes, key=lambda name: (name not in SOURCES, -suffixes[name], name))
     if len(suffixes) > 1:
@@ -186,13 +177,35 @@ def _refuse_object(file: Path) -> None:
     except ValueError:
         return  # an object on each line, if they are right
     if isinstance(found, dict):
-        raise InvalidRequest(
+        raise _of_path(
             f"{file} is one JSON object, and rows of data are an array or an object on each line: "
             "if it lists data sets, write the job file by hand, with source: {type: meta, file: "
             "...}; docs/sources.md shows it",
-            field="path",
-            value=str(file),
+            file,
         )
+
+
+_REFUSED = (
+    (
+        (".bin",),
+        "is not text, and has no .idx beside it, as Megatron's files have: if it holds token ids, "
+        "add --source dtype=uint16, or what they are, and --source eos=ID, the id after each "
+        "document",
+    ),
+    (
+        (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+        "is a picture, and a folder of pictures is not a source: pack them into tars (type: "
+        "webdataset), or read them by a Dataset of yours (source: {type: torch, factory: "
+        "./data.py:make}); docs/roles.md shows both ends",
+    ),
+    (
+        (".txt", ".text", ".md"),
+        "is not UTF-8: write it again as UTF-8; where it is Latin-1, by iconv -f LATIN1 -t UTF-8 "
+        "OLD -o NEW",
+    ),
+    ((".zip", ".7z", ".rar"), "is an archive: unpack it, and name the files that were in it"),
+)
+"""What is said of files that are not text, by their endings."""
 
 
 def _refuse_binary(file: Path) -> None:
@@ -205,41 +218,17 @@ def _refuse_binary(file: Path) -> None:
                 return
     except UnicodeDecodeError:
         pass
-    if file.suffix == ".bin":
-        raise InvalidRequest(
-            f"{file} is not text, and has no .idx beside it, as Megatron's files have: if it holds "
-            "token ids, add --source dtype=uint16, or what they are, and --source eos=ID, the id "
-            "after each document",
-            field="path",
-            value=str(file),
-        )
-    if file.suffix.lower() in PICTURES:
-        raise InvalidRequest(
-            f"{file} is a picture, and a folder of pictures is not a source: pack them into tars "
-            "(type: webdataset), or read them by a Dataset of yours (source: {type: torch, "
-            "factory: ./data.py:make}); docs/roles.md shows both ends",
-            field="path",
-            value=str(file),
-        )
-    if file.suffix.lower() in TEXTS:
-        raise InvalidRequest(
-            f"{file} is not UTF-8: write it again as UTF-8; where it is Latin-1, by "
-            "iconv -f LATIN1 -t UTF-8 OLD -o NEW",
-            field="path",
-            value=str(file),
-        )
-    if file.suffix.lower() in ARCHIVES:
-        raise InvalidRequest(
-            f"{file} is an archive: unpack it, and name the files that were in it",
-            field="path",
-            value=str(file),
-        )
-    raise InvalidRequest(
-        f"{file} is neither text nor a known kind ({', '.join(SOURCES)}): "
-        "write a source of your own, docs/roles.md shows how",
-        field="path",
-        value=str(file),
+    neither = (
+        f"is neither text nor a known kind ({', '.join(SOURCES)}): write a source of your own, "
+        "docs/roles.md shows how"
     )
+    said = (said for endings, said in _REFUSED if file.suffix.lower() in endings)
+    raise _of_path(f"{file} {next(said, neither)}", file)
+
+
+def _of_path(said: str, path: object) -> InvalidRequest:
+    """Return the error of a path that was given."""
+    return InvalidRequest(said, field="path", value=str(path))
 
 
 def named(path: Path, base: Path) -> str:

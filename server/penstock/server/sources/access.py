@@ -67,6 +67,11 @@ def check_indices(indices: Sequence[int], length: int) -> None:
             )
 
 
+def invalid_files(said: str) -> InvalidJob:
+    """Return the error of a source whose files are not what it reads."""
+    return InvalidJob(said, key="source.files")
+
+
 def check_columns(columns: Any, existing: Sequence[str], where: str) -> list[str]:
     """Return the columns to read: those asked for, or all.
 
@@ -117,6 +122,7 @@ def refuse_more_columns(
 __all__ = [
     "check_columns",
     "check_indices",
+    "invalid_files",
     "located",
     "plain_url",
     "refuse_more_columns",

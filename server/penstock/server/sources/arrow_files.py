@@ -12,7 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.server.roles.parameters import declared
-from penstock.server.sources.access import check_columns, refuse_more_columns, require
+from penstock.server.sources.access import (
+    check_columns,
+    invalid_files,
+    refuse_more_columns,
+    require,
+)
 from penstock.server.sources.arrow import ArrowRows, dtype_of_lists
 from penstock.server.sources.arrow_stream import (
     BATCH,
@@ -44,11 +49,10 @@ def _asks_for_too_much(error: MemoryError) -> bool:
 
 
 def _not_arrow(file: DataFile, error: Exception) -> InvalidJob:
-    return InvalidJob(
+    return invalid_files(
         f"{file.path} is not an Arrow IPC file or stream, or is damaged "
         f"({error_line(error, 300)}): write it with pyarrow.ipc.new_file or new_stream; Feather "
-        "files of version 1 are not",
-        key="source.files",
+        "files of version 1 are not"
     )
 
 

@@ -22,6 +22,7 @@ from penstock.server.core.condition import Condition
 from penstock.server.core.transient import is_transient
 from penstock.server.roles.parameters import KW_ONLY, AtLeast, declared
 from penstock.server.roles.reading import Blocks
+from penstock.server.sources.access import invalid_files
 from penstock.server.sources.cache import Rows
 from penstock.server.sources.content import ReadAt
 from penstock.server.sources.file_blocks import FileBlocks
@@ -186,10 +187,9 @@ class BlockedFiles(FileBlocks):
         self.indexes = [FileIndex(*self.file_set.known(file, self._fact)) for file in self.shards]
         self.take_blocks([index.items for index in self.indexes])
         if not self.starts[-1]:
-            raise InvalidJob(
+            raise invalid_files(
                 f"the {len(self.shards)} files that match {files!r} hold no {what}; the first is "
-                f"{self.shards[0].path}",
-                key="source.files",
+                f"{self.shards[0].path}"
             )
 
     # --- what a format says ---
@@ -302,7 +302,7 @@ class BlockedFiles(FileBlocks):
         try:
             return self.index_of(file)
         except RecordTooLong as error:
-            raise InvalidJob(f"{file.path}: {error}", key="source.files") from None
+            raise invalid_files(f"{file.path}: {error}") from None
 
 
 def cut(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.server.roles.parameters import KW_ONLY, declared
-from penstock.server.sources.access import check_columns, require
+from penstock.server.sources.access import check_columns, invalid_files, require
 from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.blocked import Block, BlockedFiles, FileIndex, cut
 from penstock.server.sources.cache import Rows
@@ -82,11 +82,10 @@ class CsvSource(RowFiles, BlockedFiles):
         first = list(self.indexes[0].more)
         for file, index in zip(self.shards, self.indexes, strict=True):
             if set(index.more) != set(first):
-                raise InvalidJob(
+                raise invalid_files(
                     f"{file.name} has the columns {listed(index.more)}, and "
                     f"{self.shards[0].name} has {listed(first)}: a source reads files with the "
-                    "same columns",
-                    key="source.files",
+                    "same columns"
                 )
         check_columns(list(asked) or None, first, self.shards[0].name)
         self.names = check_columns(self.columns, first, self.shards[0].name)
@@ -135,29 +134,25 @@ class CsvSource(RowFiles, BlockedFiles):
         try:
             text = head[mark:stop].decode()
         except UnicodeDecodeError as error:
-            raise InvalidJob(
-                f"{file.path}: the header is not UTF-8 ({error.reason}): convert the file to UTF-8",
-                key="source.files",
+            raise invalid_files(
+                f"{file.path}: the header is not UTF-8 ({error.reason}): convert the file to UTF-8"
             ) from None
         try:
             names = next(csv.reader([text.strip("\r\n")], delimiter=self.delimiter), [])
         except csv.Error as error:
-            raise InvalidJob(
+            raise invalid_files(
                 f"{file.path}: the first row is not one of CSV ({error_line(error, 300)}): it must "
-                "name every column, each name once",
-                key="source.files",
+                "name every column, each name once"
             ) from None
         if not names or len(set(names)) < len(names) or not all(names):
-            raise InvalidJob(
+            raise invalid_files(
                 f"{file.path}: the first row is {text.strip()[:200]!r}: it must name every column, "
-                "each name once",
-                key="source.files",
+                "each name once"
             )
         if len(names) > MAX_COLUMNS:
-            raise InvalidJob(
+            raise invalid_files(
                 f"{file.path} has {len(names):,} columns, and of CSV at most {MAX_COLUMNS:,} are "
-                "read: write it as Parquet, and name those to read with columns",
-                key="source.files",
+                "read: write it as Parquet, and name those to read with columns"
             )
         return names, stop
 
@@ -216,11 +211,10 @@ class CsvSource(RowFiles, BlockedFiles):
                 f"type than in types: {{{asked}}}",
                 key="source.types",
             )
-        return InvalidJob(
+        return invalid_files(
             f"{file.path}: line {line} {what}: correct the line (a value with {self.delimiter!r}, "
             'a quote or a line end in it is put in "quotes", with its own quotes doubled), or name '
-            "another delimiter",
-            key="source.files",
+            "another delimiter"
         )
 
 

@@ -60,7 +60,12 @@ class FileBlocks(FileSource):
         bound = CACHE_BYTES if self.cache_bytes is None else self.cache_bytes
         self._cache: BlockCache[Rows] = BlockCache(bound)
         self.keeps_read_blocks = False
-        self.file_set.map(self._watch, self.file_set.files)
+
+        def watch(file: DataFile) -> None:
+            with refusing(file):
+                self.file_set.watch(file)
+
+        self.file_set.map(watch, self.file_set.files)
 
     def take_blocks(self, items: Sequence[Sequence[int]]) -> None:
         """Take the blocks; those of no items are left out.
@@ -195,10 +200,6 @@ class FileBlocks(FileSource):
             self._cache.clear()
 
     # --- opening ---
-
-    def _watch(self, file: DataFile) -> None:
-        with refusing(file):
-            self.file_set.watch(file)
 
     def noted(self, file: DataFile, fact: str, look: Callable[[DataFile], Any]) -> Any:
         """Return what is known of a file; at the first time, what a look at it gives.

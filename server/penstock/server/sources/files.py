@@ -20,7 +20,7 @@ from penstock.server.sources.content import (
     files_fingerprint,
 )
 from penstock.server.sources.patterns import DataFile, listed, located_by
-from penstock.server.sources.ranges import LOOKERS, LocalRanges, RangeStream, ranges_of
+from penstock.server.sources.ranges import LOOKERS, LocalRanges, RangeStream, ranges_of, windowed
 from penstock.server.sources.versions import Hashed, Versions, changed, is_same, read_unchanged
 from penstock.wire.errors import InvalidJob, SourceUnavailable
 
@@ -131,18 +131,8 @@ class FileSet:
 
         A store is asked for more than each of them: a request takes a round trip.
         """
-        if self.is_local:
-            return self.reader(file)
-        start, held = 0, b""
-
-        def read_at(first: int, stop: int) -> bytes:
-            nonlocal start, held
-            if first < start or stop > start + len(held):
-                start = first
-                held = self.read(file, first, max(stop, min(file.size, first + AHEAD_BYTES)))
-            return held[first - start : stop - start]
-
-        return read_at
+        read_at = self.reader(file)
+        return read_at if self.is_local else windowed(read_at, file.size, AHEAD_BYTES)
 
     def fingerprint(
         self, digest_of: Callable[[DataFile], str], read: Sequence[DataFile]

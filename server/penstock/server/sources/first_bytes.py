@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from penstock.server.sources.access import invalid_files
 from penstock.server.sources.files import DataFile
 from penstock.wire.errors import InvalidJob
 
@@ -63,20 +64,18 @@ def refuse_other_kinds(file: DataFile, head: bytes, own: str = "") -> None:
         InvalidJob: Says what the file is, and what reads that.
     """
     if head.startswith(_LFS):
-        raise InvalidJob(
-            f"{file.path} is a pointer of Git LFS and not the data: run `git lfs pull`",
-            key="source.files",
+        raise invalid_files(
+            f"{file.path} is a pointer of Git LFS and not the data: run `git lfs pull`"
         )
     if not own and head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise InvalidJob(f"{file.path} is UTF-16: write it again as UTF-8", key="source.files")
+        raise invalid_files(f"{file.path} is UTF-16: write it again as UTF-8")
     if _is_text(head):
         return
     for magic, name in _COMPRESSED.items():
         if head.startswith(magic):
-            raise InvalidJob(
+            raise invalid_files(
                 f"{file.path} is compressed with {name}, and items in it cannot be found without "
-                "reading all of it: uncompress it, or let `datasets` do that (source type hf)",
-                key="source.files",
+                "reading all of it: uncompress it, or let `datasets` do that (source type hf)"
             )
     found = [(what, kind) for magic, what, kind in _READ_BY if head.startswith(magic)]
     if head[257:262] == b"ustar":
@@ -86,9 +85,7 @@ def refuse_other_kinds(file: DataFile, head: bytes, own: str = "") -> None:
             raise InvalidJob(f"{file.path} is {what}: use type: {kind}", key="source.type")
     for magic, what, remedy in _READ_BY_NONE:
         if head.startswith(magic):
-            raise InvalidJob(
-                f"{file.path} is {what}, which no source reads: {remedy}", key="source.files"
-            )
+            raise invalid_files(f"{file.path} is {what}, which no source reads: {remedy}")
 
 
 __all__ = ["FIRST_BYTES", "refuse_other_kinds"]

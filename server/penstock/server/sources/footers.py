@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from penstock.server.sources.access import require
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.server.sources.access import invalid_files, require
 from penstock.server.sources.content import ReadAt
 from penstock.server.sources.files import DataFile, FileSet
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
 from penstock.server.sources.ranges import RangeStream
 from penstock.server.usercode.frames import error_line
-from penstock.wire.errors import InvalidJob
 
 VERSION = 2
 """Of what is noted of a footer (`Noted`): raised when it is another list."""
@@ -40,43 +42,90 @@ class Noted(NamedTuple):
     sha256: str
 
 
-def note_footer(
-    files: FileSet, file: DataFile, read_columns: Callable[[Sequence[str]], list[str]]
-) -> Noted:
-    """Return what a file's footer says.
+class Schema(NamedTuple):
+    """The columns of a file, in its order, and Arrow's name of the type of each."""
+
+    columns: tuple[str, ...]
+    types: dict[str, str]
+
+
+class Footers:
+    """What is noted of the footers of a source's files.
 
     Args:
-        files: The files of the source.
-        file: One of them.
-        read_columns: Returns which of a file's columns are read.
-
-    Raises:
-        InvalidJob: It is not a Parquet file, or cannot be opened by us.
-        OSError: It cannot be read at the moment.
+        files: The files.
+        fact: Under which name that is noted.
+        columns: The columns that are asked for; None = all.
     """
-    arrow = require("pyarrow")
-    read_at = files.reader(file)
-    tail = read_tail(read_at, file.size)
-    is_parquet = tail[-4:] == _MAGIC
-    head = b"" if is_parquet else read_at(0, min(FIRST_BYTES, file.size))
-    refuse_other_kinds(file, head, "parquet")
-    if len(tail) < 12 or not is_parquet:
-        kind = "encrypted" if tail[-4:] == b"PARE" else "not a Parquet file"
-        raise InvalidJob(f"{file.path} is {kind}: it does not end in PAR1", key="source.files")
-    try:
-        metadata = require("pyarrow.parquet").read_metadata(arrow.BufferReader(tail))
-        _check_footer(metadata, file.size)
-        schema = [[field.name, str(field.type)] for field in metadata.schema.to_arrow_schema()]
-        names = read_columns([name for name, _ in schema])
-        groups = _groups(metadata, names)
-    # The bytes were read: Arrow raises OSError for damaged ones, and Python for names in them.
-    except (OSError, ValueError, OverflowError, arrow.ArrowException) as error:
-        raise InvalidJob(
-            f"{file.path} has no readable Parquet footer ({error_line(error, 300)}): it is "
-            "damaged; write it again",
-            key="source.files",
-        ) from None
-    return Noted(files.catalog.share(schema), *groups, hashlib.sha256(tail).hexdigest())
+
+    def __init__(self, files: FileSet, fact: str, columns: Sequence[str] | None) -> None:
+        self._files, self._fact, self._columns = files, fact, columns
+
+    def noted(self, file: DataFile) -> Noted:
+        """Return what is noted of a file's footer."""
+        return Noted(*self._files.known(file, self._fact))
+
+    def schemas(self) -> list[Schema]:
+        """Return the schema of each file; one for all files that have it."""
+        found: dict[str, Schema] = {}
+        keys = [self.noted(file).schema for file in self._files.files]
+        for key in dict.fromkeys(keys):
+            pairs = self._files.catalog.shared(key)
+            found[key] = Schema(tuple(name for name, _ in pairs), dict(pairs))
+        return [found[key] for key in keys]
+
+    def stored(self, blocks: Sequence[tuple[int, int]], names: Sequence[str]) -> NDArray[np.int64]:
+        """Return the compressed bytes of columns: int64 (blocks, names).
+
+        Args:
+            blocks: The numbers of the file and of its row group, in the order of files.
+            names: The columns.
+        """
+        found = np.empty((len(blocks), len(names)), np.int64)
+        numbers: dict[int, list[list[int]]] = {}
+        places: dict[int, list[int]] = {}  # by file, where the columns stand in it
+        schemas = self.schemas()
+        for block, (shard, group) in enumerate(blocks):
+            if shard not in numbers:
+                existing = self._chosen(schemas[shard].columns)
+                numbers = {shard: self.noted(self._files.files[shard]).stored}
+                places = {shard: [existing.index(name) for name in names]}
+            found[block] = [numbers[shard][group][place] for place in places[shard]]
+        return found
+
+    def _chosen(self, existing: Sequence[str]) -> list[str]:
+        """Return which of a file's columns are read, in its order."""
+        return [name for name in existing if self._columns is None or name in self._columns]
+
+    def note(self, file: DataFile) -> Noted:
+        """Return what a file's footer says.
+
+        Raises:
+            InvalidJob: It is not a Parquet file, or cannot be opened by us.
+            OSError: It cannot be read at the moment.
+        """
+        arrow = require("pyarrow")
+        read_at = self._files.reader(file)
+        tail = read_tail(read_at, file.size)
+        is_parquet = tail[-4:] == _MAGIC
+        head = b"" if is_parquet else read_at(0, min(FIRST_BYTES, file.size))
+        refuse_other_kinds(file, head, "parquet")
+        if len(tail) < 12 or not is_parquet:
+            kind = "encrypted" if tail[-4:] == b"PARE" else "not a Parquet file"
+            raise invalid_files(f"{file.path} is {kind}: it does not end in PAR1")
+        try:
+            metadata = require("pyarrow.parquet").read_metadata(arrow.BufferReader(tail))
+            _check_footer(metadata, file.size)
+            schema = [[field.name, str(field.type)] for field in metadata.schema.to_arrow_schema()]
+            groups = _groups(metadata, self._chosen([name for name, _ in schema]))
+        # The bytes were read: Arrow raises OSError for damaged ones, and Python for names in them.
+        except (OSError, ValueError, OverflowError, arrow.ArrowException) as error:
+            raise invalid_files(
+                f"{file.path} has no readable Parquet footer ({error_line(error, 300)}): it is "
+                "damaged; write it again"
+            ) from None
+        digest = hashlib.sha256(tail).hexdigest()
+        return Noted(self._files.catalog.share(schema), *groups, digest)
 
 
 def leaves(metadata: Any) -> list[str]:
@@ -144,4 +193,4 @@ def _refuse_to_read(start: int, stop: int) -> bytes:
     raise _Asked
 
 
-__all__ = ["VERSION", "Noted", "leaves", "note_footer", "read_tail"]
+__all__ = ["VERSION", "Footers", "Noted", "Schema", "leaves", "read_tail"]

@@ -78,9 +78,14 @@ class HfSource(IndexedSource):
         self._catalog = open_catalog(
             catalog_key("hf", os.path.abspath(self.path), files, self.name, self.options)
         )
+        self._split: str | None
+        self._hashed: list[HashedFile] | None
         with quietly(datasets, self.path, self.data_files, self._builder):
             if self._builder is None and _is_saved(self.path):
-                dataset = self._open_saved(datasets)
+                self._split, dataset = _saved_split(datasets, self.path, self.split)
+                self._files = [Path(file["filename"]) for file in dataset.cache_files]
+                self._hashed = None  # until the log id is wanted
+                self._root = Path(self.path)
             else:
                 dataset = self._prepare(datasets)
         self.names = check_columns(self.columns, dataset.column_names, self.path)
@@ -88,16 +93,6 @@ class HfSource(IndexedSource):
         self._every = dataset.with_format("arrow")
         self._dataset = self._every.select_columns(self.names)
         self._heads: tuple[list[str], Any] | None = None
-
-    def _open_saved(self, datasets: Any) -> Any:
-        """Return the dataset of a folder of `save_to_disk`."""
-        saved = datasets.load_from_disk(self.path)
-        self._split: str | None
-        self._split, dataset = _saved_split(datasets, self.path, saved, self.split)
-        self._files = [Path(file["filename"]) for file in dataset.cache_files]
-        self._hashed: list[HashedFile] | None = None  # when the log id is wanted
-        self._root = Path(self.path)
-        return dataset
 
     def _prepare(self, datasets: Any) -> Any:
         """Return the dataset that a builder makes of files, which are converted where they are new.
@@ -253,8 +248,9 @@ def _is_saved(path: str) -> bool:
     return (Path(path) / "state.json").exists() or (Path(path) / "dataset_dict.json").exists()
 
 
-def _saved_split(datasets: Any, path: str, saved: Any, split: str | None) -> tuple[Any, Any]:
-    """Return the name of a saved split, None if it has none, and its dataset."""
+def _saved_split(datasets: Any, path: str, split: str | None) -> tuple[str | None, Any]:
+    """Return the name of a split that was saved, None if there are none, and its dataset."""
+    saved = datasets.load_from_disk(path)
     if not isinstance(saved, datasets.DatasetDict):
         if split is not None:
             raise InvalidJob(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,9 +12,8 @@ from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import RawItem, StreamSource, unseen_sentence
 from penstock.server.sources.access import check_columns, require
 from penstock.server.sources.catalog import Catalog
-from penstock.server.sources.content import files_fingerprint
 from penstock.server.sources.factory import Made
-from penstock.server.sources.files import DataFile, FileSet, reading
+from penstock.server.sources.files import DataFile
 from penstock.server.sources.hf_builders import (
     DataFiles,
     builder_name,
@@ -25,6 +22,7 @@ from penstock.server.sources.hf_builders import (
     quietly,
     silence,
 )
+from penstock.server.sources.stream_files import StreamFiles, name_of
 from penstock.wire.errors import BadBatch, InvalidJob
 
 MARK_ROWS = 256
@@ -104,10 +102,9 @@ class HfStreamSource(StreamSource):
                 key="source.path",
             )
         self._made: Made | None = None
-        self._files: FileSet | None = None
-        self._read: list[DataFile] = []  # in the order of reading
+        self._files: StreamFiles | None = None
         self._builder: str | None = None
-        self.split: str | None = split
+        self._split: str | None = split
         if path is None:
             self._made = Made("hf_stream", factory, dataset, arguments)
             stream = self._made.object
@@ -125,7 +122,8 @@ class HfStreamSource(StreamSource):
                     "builder go into options",
                     key=f"source.{next(iter(arguments))}",
                 )
-            stream = self._opened(datasets, path, data_files, name, options, storage_options)
+            of_builder = dict(name=name, storage_options=storage_options, **(options or {}))
+            stream = self._opened(path, data_files, split, of_builder)
         if reshard:
             stream = stream.reshard()
         if columns is not None:
@@ -137,40 +135,20 @@ class HfStreamSource(StreamSource):
         self._names = self._shard_names(path)
 
     def _opened(
-        self,
-        datasets: Any,
-        path: str,
-        data_files: DataFiles | None,
-        name: str | None,
-        options: dict[str, Any] | None,
-        storage_options: dict[str, Any] | None,
+        self, path: str, data_files: DataFiles | None, split: str | None, options: dict[str, Any]
     ) -> Any:
         """Return the dataset of a builder, and look at its files."""
         self._builder = builder_name(path, data_files)
-        with quietly(datasets, path, data_files, self._builder):
-            opened = open_builder(
-                self._builder or path,
-                path,
-                data_files,
-                self.split,
-                dict(name=name, storage_options=storage_options, **(options or {})),
-            )
-            self.split, names = opened.split, opened.files
-            self._files = FileSet(
-                names,
-                suffix="",
-                storage_options=storage_options,
-                key="source.data_files",
-                hashes_each=True,
-            )
-            by_path = {_bare(file.path): file for file in self._files.files}
-            self._read = [by_path[_bare(file)] for file in names]
-            return opened.builder.as_streaming_dataset(self.split)
+        with quietly(require("datasets"), path, data_files, self._builder):
+            opened = open_builder(self._builder or path, path, data_files, split, options)
+            self._split = opened.split
+            self._files = StreamFiles(opened.files, options["storage_options"])
+            return opened.builder.as_streaming_dataset(self._split)
 
     def _shard_names(self, path: str | None) -> list[str]:
         count = self._stream.num_shards
-        if len(self._read) == count:
-            return [file.name for file in self._read]
+        if self._files is not None and len(self._files.read) == count:
+            return [file.name for file in self._files.read]
         of = path if self._made is None else self._made.name()
         return [f"{of} {number} of {count}" for number in range(count)]
 
@@ -190,8 +168,8 @@ class HfStreamSource(StreamSource):
             BadBatch: A file is damaged, or is not like the others.
             Exception: Whatever else the dataset raises.
         """
-        files = self._files_of(shard)
-        look = self._look_at(files)
+        files = self._files.of_shard(shard, len(self._names)) if self._files else []
+        look = self._files.look_at(files) if self._files else lambda: []
         seen = look()
         self._check(files)
         rows = self._stream.shard(num_shards=len(self._names), index=shard)
@@ -210,43 +188,9 @@ class HfStreamSource(StreamSource):
             yield item, number if number % MARK_ROWS == 0 else None
         self._check(files)
 
-    def _files_of(self, shard: int) -> list[DataFile]:
-        """Return the files that a shard may lie in; none = they are not known."""
-        if self._files is None:
-            return []
-        if len(self._read) == len(self._names):
-            return [self._read[shard]]
-        return self._read if self._files.is_local else []  # a look at a URL is a request
-
-    def _look_at(self, files: Sequence[DataFile]) -> Callable[[], list[tuple[int, ...]]]:
-        """Return what looks at files of this machine, in 2 us for each; others look alike.
-
-        One that is gone has no look, which is another one.
-        """
-        paths = [file.path for file in files] if self._files and self._files.is_local else []
-
-        def look() -> list[tuple[int, ...]]:
-            found: list[tuple[int, ...]] = []
-            with contextlib.suppress(OSError):  # `_check` says what it is
-                for path in paths:
-                    stat = os.stat(path)
-                    found.append((stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
-            return found
-
-        return look
-
     def _check(self, files: Sequence[DataFile]) -> None:
-        """Refuse files that have changed.
-
-        Raises:
-            SourceChanged: Names the first one.
-            SourceUnavailable: It cannot be looked at.
-        """
-        for file in files:
-            assert self._files is not None
-            with reading(file):
-                self._files.watch(file)
-                self._files.check(file)
+        if self._files is not None:
+            self._files.check(files)
 
     def _parsed(self, rows: Iterable[Any], shard: int, number: int) -> Iterator[Any]:
         """Yield the rows of a file.
@@ -266,7 +210,8 @@ class HfStreamSource(StreamSource):
                 yield row
                 number += 1
         except ValueError as error:  # of parsers and casts; a ValueError may wrap a network's
-            self._check(self._files_of(shard))
+            assert self._files is not None
+            self._files.check(self._files.of_shard(shard, len(self._names)))
             if is_transient(error, reading=True):
                 raise
             raise BadBatch(
@@ -286,8 +231,7 @@ class HfStreamSource(StreamSource):
                     media["bytes"] = file.read()
             media["path"] = Path(media["path"]).name
         if isinstance(item, dict) and isinstance(item.get("__url__"), str):  # webdataset's archive
-            url = _bare(item["__url__"])
-            item["__url__"] = next((f.name for f in self._read if _bare(f.path) == url), url)
+            item["__url__"] = name_of(item["__url__"], self._files.read if self._files else ())
 
     def check_present(self) -> None:
         """Refuse local files that are gone or another.
@@ -296,7 +240,7 @@ class HfStreamSource(StreamSource):
             SourceChanged: Names the first one.
         """
         if self._files is not None:
-            self._files.check_all()
+            self._files.file_set.check_all()
 
     def columns_of_items(self) -> Mapping[str, str] | None:
         """Return the columns with the types that they are stored in, where they are known."""
@@ -310,8 +254,8 @@ class HfStreamSource(StreamSource):
         parameters = super().parameters()
         for name in ("storage_options", "dataset"):
             parameters.pop(name, None)
-        if self.split is not None:
-            parameters["split"] = self.split
+        if self._split is not None:
+            parameters["split"] = self._split
         if self._builder is not None:
             parameters["builder"] = self._builder
         return parameters
@@ -334,17 +278,7 @@ class HfStreamSource(StreamSource):
             found: dict[str, Any] = {"shards": len(self._names)}
             return found if own is None else {**found, "dataset": own()}
         assert self._files is not None
-        self._files.map(self._watch, self._read)
-        digests = self._files.map(self._files.content, self._read)
-        self._files.remember(self._read)
-        return files_fingerprint(
-            (file.name, file.size, digest) for file, digest in zip(self._read, digests, strict=True)
-        )
-
-    def _watch(self, file: DataFile) -> None:
-        assert self._files is not None
-        with reading(file):
-            self._files.watch(file)
+        return self._files.fingerprint()
 
     def unseen(self) -> str | None:
         """Return what the log id does not know of a factory without a `fingerprint`."""
@@ -354,18 +288,12 @@ class HfStreamSource(StreamSource):
 
     def hand_over(self) -> Sequence[Catalog]:
         """Return the list of files and their hashes, for the workers of this node."""
-        return () if self._files is None else (self._files.hand_over(),)
+        return () if self._files is None else (self._files.file_set.hand_over(),)
 
 
 def _is_media(kind: Any) -> bool:
     """Tell whether a feature of `datasets` is decoded from bytes: an image, audio, a video."""
     return hasattr(kind, "decode")
-
-
-def _bare(path: str) -> str:
-    """Return a path or URL as its filesystem names it, to compare both forms."""
-    before, found, rest = path.partition("://")
-    return (rest if found else os.path.abspath(before)).lstrip("/")
 
 
 __all__ = ["MARK_ROWS", "HfStreamSource"]

@@ -9,19 +9,16 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.roles.parameters import declared
-from penstock.server.sources.access import check_columns
+from penstock.server.sources.access import invalid_files
 from penstock.server.sources.blocked import (
     Block,
-    BlockedFiles,
     FileIndex,
     cut,
 )
 from penstock.server.sources.cache import Rows
-from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
-from penstock.server.sources.lines import json_value
+from penstock.server.sources.json_values import JsonFiles
 from penstock.wire.errors import InvalidJob
 
 _OPEN, _CLOSE, _COMMA, _QUOTE, _BACKSLASH = 1, 2, 3, 4, ord("\\")
@@ -84,18 +81,12 @@ def _unescaped(data: bytes, quotes: NDArray[np.int64]) -> NDArray[np.int64]:
     return found
 
 
-@declared
-class JsonSource(BlockedFiles):
+class JsonSource(JsonFiles):
     """The elements of JSON files, each of which is one array.
 
     Files follow one another by their logical names. Only elements that are wanted are parsed, and
     one that is not JSON is a bad item of its own, named with its number. Values are what Python's
     `json` makes of them; a list of numbers is a list.
-
-    Args:
-        files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
-        columns: Which keys of the values to keep, in this order; one that a value lacks is None.
-            None = all.
 
     Raises:
         InvalidJob: No file matches, a file is not an array, no elements.
@@ -106,19 +97,7 @@ class JsonSource(BlockedFiles):
     type_name: ClassVar[str] = "json"
     version: ClassVar[int | str | None] = 1
     suffixes: ClassVar[tuple[str, ...]] = (".json",)
-
-    files: Files
-    columns: Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        self.names = (
-            None if self.columns is None else check_columns(self.columns, self.columns, "it")
-        )
-        self.open_files(self.files, "elements", self.block_bytes)
-
-    def columns_of_items(self) -> dict[str, str] | None:
-        """Return the columns that were asked for; None = whatever the values have."""
-        return None if self.names is None else dict.fromkeys(self.names, "")
+    values_are: ClassVar[str] = "elements"
 
     def index_of(self, file: DataFile) -> FileIndex:
         """Return blocks of whole elements.
@@ -139,11 +118,10 @@ class JsonSource(BlockedFiles):
 
         for place, data in cut(read_at, start, file.size, self.block_bytes, end_of):
             if seen.end is None and place + len(data) == file.size:
-                raise InvalidJob(
+                raise invalid_files(
                     f"{file.path} ends within its array, in element "
                     f"{element + len(seen.commas)}: it was not written whole; write it "
-                    "again",
-                    key="source.files",
+                    "again"
                 )
             items = _count(data, seen)
             if items:
@@ -156,7 +134,7 @@ class JsonSource(BlockedFiles):
 
     def rows_of(self, block: Block, data: bytes) -> Rows:
         """Return the elements of a block; they are parsed when they are asked for."""
-        return _Elements(block, data, self.names)
+        return _Elements(self, block, data)
 
 
 def _count(data: bytes, seen: TopLevel) -> int:
@@ -187,16 +165,15 @@ def _first_element(file: DataFile, head: bytes) -> int:
 def _refuse_rest(file: DataFile, read_at: Any, start: int) -> None:
     rest = read_at(start, min(file.size, start + 64)).strip()
     if rest:
-        raise InvalidJob(
+        raise invalid_files(
             f"{file.path} goes on after its array, at byte {start}: a JSON file is one array; for "
-            "an array in every line use type: jsonl",
-            key="source.files",
+            "an array in every line use type: jsonl"
         )
 
 
 class _Elements:
-    def __init__(self, block: Block, data: bytes, columns: Sequence[str] | None) -> None:
-        self._block, self._data, self._columns = block, data, columns
+    def __init__(self, source: JsonFiles, block: Block, data: bytes) -> None:
+        self._value, self._block, self._data = source.value, block, data
         commas, end = top_level(data)
         stops = commas if end is None else np.append(commas, end)
         self._starts = np.concatenate([[0], stops[:-1] + 1])
@@ -209,7 +186,7 @@ class _Elements:
     def _item(self, row: int) -> Any:
         start, stop = int(self._starts[row]), int(self._stops[row])
         what = f"element {self._block.first + row}, at byte {self._block.start + start},"
-        return json_value(self._block, what, self._data[start:stop], self._columns)
+        return self._value(self._block, what, self._data[start:stop])
 
 
 __all__ = ["JsonSource", "TopLevel", "top_level"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from codecs import BOM_UTF8
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 
 from penstock.server.roles.parameters import OneOf, declared
 from penstock.server.roles.reading import Blocks
-from penstock.server.sources.access import check_columns
 from penstock.server.sources.blocked import (
     Block,
     BlockedFiles,
@@ -24,6 +22,7 @@ from penstock.server.sources.cache import Rows
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
+from penstock.server.sources.json_values import JsonFiles
 from penstock.wire.errors import InvalidJob
 
 _BLANK = frozenset(b" \t\r\v\f")
@@ -97,18 +96,12 @@ def without_mark(block: Block, data: bytes) -> bytes:
     return data[len(BOM_UTF8) :] if block.start == 0 and data.startswith(BOM_UTF8) else data
 
 
-@declared
-class JsonlSource(LineFiles):
+class JsonlSource(LineFiles, JsonFiles):
     """The lines of JSON Lines files, each a JSON value; blank lines are skipped.
 
     Files follow one another by their logical names. Only lines that are wanted are parsed, and a
     line that is not JSON is a bad item of its own, named with its number. Values are what Python's
     `json` makes of them; a list of numbers is a list.
-
-    Args:
-        files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
-        columns: Which keys of the values to keep, in this order; one that a value lacks is None.
-            None = all.
 
     Raises:
         InvalidJob: No file matches, a file is compressed, no lines.
@@ -119,19 +112,7 @@ class JsonlSource(LineFiles):
     type_name: ClassVar[str] = "jsonl"
     version: ClassVar[int | str | None] = 1
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson", ".json")
-
-    files: Files
-    columns: Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        self.names = (
-            None if self.columns is None else check_columns(self.columns, self.columns, "it")
-        )
-        self.open_files(self.files, "lines", self.block_bytes)
-
-    def columns_of_items(self) -> dict[str, str] | None:
-        """Return the columns that were asked for; None = whatever the values have."""
-        return None if self.names is None else dict.fromkeys(self.names, "")
+    values_are: ClassVar[str] = "lines"
 
     def index_of(self, file: DataFile) -> FileIndex:
         """Return blocks of whole lines.
@@ -158,7 +139,7 @@ class JsonlSource(LineFiles):
         data = without_mark(block, data)
         lines = lines_of(data)
         rows = np.flatnonzero(~blank_lines(data, lines))
-        return _JsonLines(block, data, lines, rows, self.names)
+        return _JsonLines(self, block, data, lines, rows)
 
 
 def _is_array(head: bytes, size: int) -> bool:
@@ -174,56 +155,18 @@ def _is_array(head: bytes, size: int) -> bool:
 
 class _JsonLines:
     def __init__(
-        self,
-        block: Block,
-        data: bytes,
-        lines: Lines,
-        rows: NDArray[np.int64],
-        columns: Sequence[str] | None,
+        self, source: JsonFiles, block: Block, data: bytes, lines: Lines, rows: NDArray[np.int64]
     ) -> None:
-        self._block, self._data, self._lines, self._rows = block, data, lines, rows
-        self._columns = columns
+        self._value, self._block = source.value, block
+        self._data, self._lines, self._rows = data, lines, rows
 
     def items(self, rows: Sequence[int]) -> list[Any]:
         """Return the values of some lines."""
         return [self._item(int(self._rows[row])) for row in rows]
 
     def _item(self, line: int) -> Any:
-        what = f"line {self._block.first + line}"
-        return json_value(
-            self._block, what, self._lines.text(self._data, line, line), self._columns
-        )
-
-
-def json_value(block: Block, what: str, text: bytes, columns: Sequence[str] | None) -> Any:
-    """Return a value of JSON.
-
-    Args:
-        block: The block that it is in.
-        what: Which line or element of the file it is, for messages.
-        text: The JSON.
-        columns: The keys to keep; None = the value as it is.
-
-    Raises:
-        BadItem: It is not JSON, or has no keys.
-    """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise block.bad(
-            what,
-            f"is not JSON ({error})",
-            "correct it or take it out, or let on_item_error: quarantine skip it",
-        ) from None
-    if columns is None:
-        return value
-    if not isinstance(value, dict):
-        raise block.bad(
-            what,
-            f"is a value of type {type(value).__name__}, which has no keys",
-            "take it out, or leave columns out",
-        )
-    return {name: value.get(name) for name in columns}
+        text = self._lines.text(self._data, line, line)
+        return self._value(self._block, f"line {self._block.first + line}", text)
 
 
 SAMPLE_BY = ("line", "paragraph", "document")
@@ -336,7 +279,6 @@ __all__ = [
     "LineFiles",
     "TextSource",
     "blank_lines",
-    "json_value",
     "last_line_end",
     "lines_of",
     "without_mark",

@@ -6,7 +6,7 @@ import json
 import math
 import posixpath
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.server.roles.parameters import declared
-from penstock.server.sources.access import check_columns, require
+from penstock.server.sources.access import check_columns, invalid_files, require
 from penstock.server.sources.blocked import (
     Block,
     BlockedFiles,
@@ -114,9 +114,8 @@ class MdsSource(BlockedFiles):
         """Return the shards that the indexes name, in their order, each once."""
         indexes = [file for file in self.file_set.files if posixpath.basename(file.name) == _INDEX]
         if not indexes:
-            raise InvalidJob(
-                f"there is no {_INDEX} beside the shards: name the folder that MDSWriter wrote",
-                key="source.files",
+            raise invalid_files(
+                f"there is no {_INDEX} beside the shards: name the folder that MDSWriter wrote"
             )
         by_path = {file.path: file for file in self.file_set.files}
         found: dict[str, DataFile] = {}
@@ -125,22 +124,19 @@ class MdsSource(BlockedFiles):
                 packed = shard["zip_data"] or shard["raw_data"]
                 path = posixpath.join(posixpath.dirname(file.path), packed["basename"])
                 if path not in by_path:
-                    raise InvalidJob(
+                    raise invalid_files(
                         f"{file.path} names {packed['basename']}, which is not there: copy the "
-                        "folder again, whole",
-                        key="source.files",
+                        "folder again, whole"
                     )
                 if by_path[path].size != packed["bytes"]:
-                    raise InvalidJob(
+                    raise invalid_files(
                         f"{path} has {by_path[path].size} bytes and {_INDEX} says "
-                        f"{packed['bytes']}: copy the folder again, whole",
-                        key="source.files",
+                        f"{packed['bytes']}: copy the folder again, whole"
                     )
                 found[path], self._shards[path] = by_path[path], shard
         if not found:
-            raise InvalidJob(
-                f"{indexes[0].path} lists no shards: name the folder that MDSWriter wrote",
-                key="source.files",
+            raise invalid_files(
+                f"{indexes[0].path} lists no shards: name the folder that MDSWriter wrote"
             )
         return list(found.values())
 
@@ -183,14 +179,15 @@ class MdsSource(BlockedFiles):
     def rows_of(self, block: Block, data: bytes) -> Rows:
         """Return the samples of a block; they are decoded when they are asked for."""
         shard = self._shards[block.file.path]
+        encodings = dict(zip(shard["column_names"], shard["column_encodings"], strict=True))
+        decoders = {name: self._decoders[encodings[name]] for name in self.names}
         if shard["zip_data"]:
             raw = _uncompressed(data, shard)
             offsets = np.frombuffer(raw, "<u4", block.items + 1, 4).astype(np.int64)
             _check_offsets(offsets, len(raw))
-            return _Samples(block, shard, self.names, self._decoders, raw, offsets)
-        head = 8 * (block.items + 1)
+            return _Samples(block, shard, decoders, raw, offsets)
         offsets = np.frombuffer(data, np.int64, block.items + 1)
-        return _Samples(block, shard, self.names, self._decoders, data[head:], offsets)
+        return _Samples(block, shard, decoders, data[offsets.nbytes :], offsets)
 
     def _offsets(
         self, file: DataFile, shard: dict[str, Any], first: int, items: int
@@ -225,10 +222,9 @@ class MdsSource(BlockedFiles):
                 raise ValueError("it has no list of shards")
             shards = [_checked_shard(number, shard) for number, shard in enumerate(listed)]
         except (ValueError, RecursionError) as error:
-            raise InvalidJob(
+            raise invalid_files(
                 f"{file.path} is not an index of MDS shards ({error_line(error, 300)}): name the "
-                "folder that MDSWriter wrote",
-                key="source.files",
+                "folder that MDSWriter wrote"
             ) from None
         return {"shards": shards}
 
@@ -307,9 +303,8 @@ def _check_offsets(offsets: NDArray[np.int64], size: int) -> None:
 
 
 def _torn(file: DataFile, said: str) -> InvalidJob:
-    return InvalidJob(
-        f"{file.path} is not a whole MDS shard: {said}; copy the folder again, whole",
-        key="source.files",
+    return invalid_files(
+        f"{file.path} is not a whole MDS shard: {said}; copy the folder again, whole"
     )
 
 
@@ -338,17 +333,13 @@ class _Samples:
         self,
         block: Block,
         shard: dict[str, Any],
-        columns: Sequence[str],
-        decoders: dict[str, Decoder],
+        decoders: Mapping[str, Decoder],
         data: bytes,
         offsets: NDArray[np.int64],
     ) -> None:
         self._block, self._data, self._offsets = block, data, offsets
-        self._names = shard["column_names"]
-        self._sizes = shard["column_sizes"]
-        self._columns = {
-            name: decoders[shard["column_encodings"][self._names.index(name)]] for name in columns
-        }
+        self._names, self._sizes = shard["column_names"], shard["column_sizes"]
+        self._columns = decoders
 
     def items(self, rows: Sequence[int]) -> list[Any]:
         """Return some samples, decoded."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.server.roles.parameters import OneOf, declared
+from penstock.server.sources.access import invalid_files
 from penstock.server.sources.blocked import Block, FileIndex
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
@@ -105,15 +106,12 @@ class MegatronSource(TokenFiles):
         found = [file for file in self.file_set.files if file.path.endswith(".bin")]
         for file in found:
             if file.path[: -len(".bin")] not in self._index_files:
-                raise InvalidJob(
+                raise invalid_files(
                     f"{file.path} has no .idx beside it, which says where its documents are: copy "
-                    "both; for ids without an index use type: tokens",
-                    key="source.files",
+                    "both; for ids without an index use type: tokens"
                 )
         if not found:
-            raise InvalidJob(
-                "there is no .bin file beside the index: copy both", key="source.files"
-            )
+            raise invalid_files("there is no .bin file beside the index: copy both")
         return found
 
     def index_of(self, file: DataFile) -> FileIndex:
@@ -163,17 +161,15 @@ class MegatronSource(TokenFiles):
         idx = self._idx(file)
         head = self.file_set.read(idx, 0, min(idx.size, _HEAD.size))
         if len(head) < _HEAD.size or not head.startswith(_MAGIC):
-            raise InvalidJob(
+            raise invalid_files(
                 f"{idx.path} is not an index of Megatron-LM: it does not begin with MMIDIDX; for "
-                "ids without an index use type: tokens",
-                key="source.files",
+                "ids without an index use type: tokens"
             )
         _, version, code, sequences, bounds = _HEAD.unpack(head)
         if version != 1 or code not in _DTYPES:
-            raise InvalidJob(
+            raise invalid_files(
                 f"{idx.path} is of version {version} with values of kind {code}: penstock reads "
-                "token ids, as whole numbers, of version 1",
-                key="source.files",
+                "token ids, as whole numbers, of version 1"
             )
         layout = Layout(_DTYPES[code], sequences, bounds)
         if idx.size < layout.bounds_at + 8 * bounds or bounds < 1:
@@ -222,9 +218,8 @@ class MegatronSource(TokenFiles):
         return self._index_files[file.path[: -len(".bin")]]
 
     def _torn(self, file: DataFile, said: str) -> InvalidJob:
-        return InvalidJob(
-            f"{file.path} does not go with its .idx: {said}; copy both again, or write them again",
-            key="source.files",
+        return invalid_files(
+            f"{file.path} does not go with its .idx: {said}; copy both again, or write them again"
         )
 
 

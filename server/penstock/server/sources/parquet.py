@@ -6,7 +6,7 @@ import json
 import logging
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import (
     check_columns,
     check_indices,
+    invalid_files,
     refuse_more_columns,
     require,
 )
@@ -25,21 +26,15 @@ from penstock.server.sources.cache import BlockCache, Rows, gathered
 from penstock.server.sources.columns import BlockColumns
 from penstock.server.sources.file_blocks import RowFiles
 from penstock.server.sources.file_source import Files
-from penstock.server.sources.files import LOOKERS, DataFile
-from penstock.server.sources.footers import VERSION, Noted, note_footer
+from penstock.server.sources.files import LOOKERS
+from penstock.server.sources.footers import VERSION, Footers
 from penstock.server.sources.row_groups import RowGroup, RowGroupReader
 from penstock.server.usercode.frames import error_line
-from penstock.wire.errors import InvalidJob
 
 logger = logging.getLogger("penstock")
 
 HEAD_BYTES = 64 << 20
 """What a process keeps of the few columns that sizes are known from."""
-
-
-class _Schema(NamedTuple):
-    columns: tuple[str, ...]
-    types: dict[str, str]  # Arrow's name of each column's type
 
 
 @declared
@@ -77,48 +72,25 @@ class ParquetSource(RowFiles, BlockColumns):
         arrow = require("pyarrow").__version__  # it names the columns' types
         self.find_blocks(f"row groups {VERSION} {arrow} {json.dumps(self.columns)}")
         self.shards = self.file_set.files
-        self.note_all(lambda file: note_footer(self.file_set, file, self._read_columns), LOOKERS)
-        self._schemas: list[_Schema] = []  # of each file; one for all files that have it
-        self._digests: dict[str, str] = {}
-        rows = self._open_footers()
+        self._footers = Footers(self.file_set, self._fact, self.columns)
+        self.note_all(self._footers.note, LOOKERS)
+        self._schemas = self._footers.schemas()  # of each file
         self.names = self._check_schemas()
-        self.take_blocks(rows)
+        self.take_blocks([self._footers.noted(file).rows for file in self.shards])
         if not self.places:
-            raise InvalidJob(
-                f"the {len(self.shards)} files that match {self.files!r} hold zero rows",
-                key="source.files",
+            raise invalid_files(
+                f"the {len(self.shards)} files that match {self.files!r} hold zero rows"
             )
         self._groups = [
             RowGroup(self.shards[shard], number, count)
             for (shard, number), count in zip(self.places, self.block_items, strict=True)
         ]
-        self._stored = self._stored_bytes()
+        self._stored = self._footers.stored(self.places, self.names)
         self._reader = RowGroupReader(self.file_set)
         self._heads: BlockCache[ArrowRows] = BlockCache(HEAD_BYTES)
         self._head_columns: list[str] = []
 
     # --- what footers say ---
-
-    def _noted(self, file: DataFile) -> Noted:
-        return Noted(*self.file_set.known(file, self._fact))
-
-    def _read_columns(self, existing: Sequence[str]) -> list[str]:
-        """Return which of a file's columns are read, in its order."""
-        return [name for name in existing if self.columns is None or name in self.columns]
-
-    def _open_footers(self) -> list[list[int]]:
-        """Take the schemas and hashes of all footers; return the rows of each file's row groups."""
-        schemas: dict[str, _Schema] = {}
-        rows = []
-        for file in self.shards:
-            noted = self._noted(file)
-            if noted.schema not in schemas:
-                pairs = self.file_set.catalog.shared(noted.schema)
-                schemas[noted.schema] = _Schema(tuple(name for name, _ in pairs), dict(pairs))
-            self._schemas.append(schemas[noted.schema])
-            self._digests[file.path] = noted.sha256
-            rows.append(noted.rows)
-        return rows
 
     def _check_schemas(self) -> list[str]:
         """Return the columns to read, which all files must have."""
@@ -133,25 +105,9 @@ class ParquetSource(RowFiles, BlockColumns):
                     refuse_more_columns(file.name, schema.columns, known, first.name)
         return chosen
 
-    def _stored_bytes(self) -> NDArray[np.int64]:
-        """Return the compressed bytes of each block's columns: int64 (blocks, columns)."""
-        found = np.empty((len(self.places), len(self.names)), np.int64)
-        columns: dict[int, list[int]] = {}  # by schema, where the columns stand in its files
-        numbers: list[list[int]] = []
-        at = -1
-        for block, (shard, number) in enumerate(self.places):
-            schema = self._schemas[shard]
-            if shard != at:
-                at, numbers = shard, self._noted(self.shards[shard]).stored
-            if id(schema) not in columns:
-                names = self._read_columns(schema.columns)
-                columns[id(schema)] = [names.index(name) for name in self.names]
-            found[block] = [numbers[number][column] for column in columns[id(schema)]]
-        return found
-
     def digests(self) -> Mapping[str, str]:
         """Return the hash of each file's footer, by path."""
-        return self._digests
+        return {file.path: self._footers.noted(file).sha256 for file in self.shards}
 
     def columns_of_items(self) -> dict[str, str]:
         """Return the columns, with their types in the first file."""
@@ -173,7 +129,7 @@ class ParquetSource(RowFiles, BlockColumns):
         What a decoded one takes is what its footer says of the columns that are read, before
         compression. Columns with a dictionary may take more.
         """
-        known = [self._noted(file).decoded for file in self.shards]
+        known = [self._footers.noted(file).decoded for file in self.shards]
         decoded = [known[shard][number] for shard, number in self.places]
         return Blocks(self.block_items, decoded, self._stored.sum(axis=1).tolist())
 

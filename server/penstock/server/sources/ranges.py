@@ -12,12 +12,11 @@ import io
 import os
 import posixpath
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
-from penstock.server.sources.access import require
+from penstock.server.sources.access import invalid_files, require
 from penstock.server.sources.catalog import Stamp, local_stamp, remote_stamp
-from penstock.wire.errors import InvalidJob
+from penstock.server.sources.content import ReadAt
 
 LOOKERS = 16
 """Threads that look at files: they wait for a disk or a store, and compute little."""
@@ -99,10 +98,9 @@ class StoreRanges(Ranges):
         """Return the stamp of a file as the filesystem tells it."""
         info = self.info(path, listed=listed)
         if info.get("size") is None:
-            raise InvalidJob(
+            raise invalid_files(
                 f"the server does not tell how large {path!r} is (Content-Length): items are read "
-                "by ranges of bytes, which needs a server that gives them; else copy the file",
-                key="source.files",
+                "by ranges of bytes, which needs a server that gives them; else copy the file"
             )
         return remote_stamp(info)
 
@@ -227,7 +225,7 @@ class RangeStream(io.RawIOBase):
         size: Bytes of the whole file.
     """
 
-    def __init__(self, read_at: Callable[[int, int], bytes], size: int) -> None:
+    def __init__(self, read_at: ReadAt, size: int) -> None:
         self._read_at, self._size, self._at = read_at, size, 0
 
     def readable(self) -> bool:
@@ -256,4 +254,31 @@ class RangeStream(io.RawIOBase):
         return data
 
 
-__all__ = ["LOOKERS", "LocalRanges", "RangeStream", "Ranges", "StoreRanges", "ranges_of"]
+def windowed(read_at: ReadAt, size: int, window: int) -> ReadAt:
+    """Return what reads ranges of a file that follow one another, for one thread: more than each.
+
+    Args:
+        read_at: `(start, stop) -> bytes`.
+        size: Bytes of the whole file.
+        window: Bytes that are read at least.
+    """
+    first, held = 0, b""
+
+    def read(start: int, stop: int) -> bytes:
+        nonlocal first, held
+        if start < first or stop > first + len(held):
+            first, held = start, read_at(start, max(stop, min(size, start + window)))
+        return held[start - first : stop - first]
+
+    return read
+
+
+__all__ = [
+    "LOOKERS",
+    "LocalRanges",
+    "RangeStream",
+    "Ranges",
+    "StoreRanges",
+    "ranges_of",
+    "windowed",
+]

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.server.core.transient import is_transient
-from penstock.server.sources.access import require
+from penstock.server.sources.access import invalid_files, require
 from penstock.server.sources.files import DataFile, FileSet, unavailable
 from penstock.server.sources.footers import leaves, read_tail
 from penstock.server.sources.ranges import RangeStream
@@ -168,9 +168,8 @@ class RowGroupReader:
                 raise
             if is_transient(error):
                 raise unavailable(file, error, file.name) from error
-            raise InvalidJob(
-                f"{file.path}: {' and '.join(columns)} cannot be read: {error_line(error, 300)}",
-                key="source.files",
+            raise invalid_files(
+                f"{file.path}: {' and '.join(columns)} cannot be read: {error_line(error, 300)}"
             ) from error
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from penstock.server.roles.columns import Indices
 from penstock.server.roles.parameters import KW_ONLY, AtLeast, OneOf, TrueOrFalse, declared
 from penstock.server.roles.reading import Blocks
-from penstock.server.sources.access import check_indices
+from penstock.server.sources.access import check_indices, invalid_files
 from penstock.server.sources.blocked import (
     Block,
     BlockedFiles,
@@ -370,23 +370,20 @@ class TokensSource(TokenFiles):
             shape, is_fortran, dtype = read(head)
         # NumPy reads the header with Python's own parser, which has errors of its own.
         except (ValueError, SyntaxError, TokenError, TypeError, RecursionError) as error:
-            raise InvalidJob(
+            raise invalid_files(
                 f"{file.path} is not a .npy file ({error_line(error, 300)}): write it with "
-                "numpy.save",
-                key="source.files",
+                "numpy.save"
             ) from None
         if dtype.kind not in "iu" or len(shape) not in (1, 2) or (is_fortran and len(shape) == 2):
-            raise InvalidJob(
+            raise invalid_files(
                 f"{file.path} holds {dtype.name} of shape {shape}{', by columns' * is_fortran}: "
-                "write token ids as whole numbers, in one row or in rows of one length",
-                key="source.files",
+                "write token ids as whole numbers, in one row or in rows of one length"
             )
         length = shape[1] if len(shape) == 2 else self.sequence_length
         if min(shape) < 0 or head.tell() + math.prod(shape) * dtype.itemsize != file.size:
-            raise InvalidJob(
+            raise invalid_files(
                 f"{file.path} has {file.size} bytes and not those of shape {shape} of "
-                f"{dtype.name}: it was not written whole; write it again",
-                key="source.files",
+                f"{dtype.name}: it was not written whole; write it again"
             )
         return head.tell(), dtype, length
 

@@ -13,19 +13,18 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 
 from penstock.server.roles.parameters import KW_ONLY, TrueOrFalse, declared
+from penstock.server.sources.access import invalid_files
 from penstock.server.sources.blocked import (
     Block,
     BlockedFiles,
     FileIndex,
 )
 from penstock.server.sources.cache import Rows
-from penstock.server.sources.content import ReadAt
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
-from penstock.server.sources.ranges import RangeStream
+from penstock.server.sources.ranges import RangeStream, windowed
 from penstock.server.usercode.frames import error_line
-from penstock.wire.errors import InvalidJob
 
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
@@ -69,10 +68,9 @@ def _refuse_commands(files: Sequence[str]) -> None:
     """
     for name in files:
         if str(name).startswith("pipe:") or name == "-":
-            raise InvalidJob(
+            raise invalid_files(
                 f"{name!r} is a stream, and samples are read here in any order, a range of bytes "
-                "at a time: give the files themselves, as paths or URLs (s3://, gs://, https://)",
-                key="source.files",
+                "at a time: give the files themselves, as paths or URLs (s3://, gs://, https://)"
             )
 
 
@@ -142,7 +140,7 @@ class WebdatasetSource(BlockedFiles):
         start = stop = items = first = 0
         try:
             for members in samples(
-                _members(RangeStream(_windowed(read_at, file.size, window), file.size))
+                _members(RangeStream(windowed(read_at, file.size, window), file.size))
             ):
                 begin, end = members[0].start, -(-members[-1].stop // 512) * 512
                 if items and end - start > self.block_bytes:
@@ -152,10 +150,9 @@ class WebdatasetSource(BlockedFiles):
                     start = begin
                 stop, items = min(end, file.size), items + 1
         except (tarfile.TarError, ValueError) as error:
-            raise InvalidJob(
+            raise invalid_files(
                 f"{file.path} is not a tar file of samples ({error_line(error, 300)}): write it "
-                "again",
-                key="source.files",
+                "again"
             ) from None
         if items:
             index.add(start, stop, items, first=first)
@@ -240,25 +237,6 @@ class _Samples:
                     "it",
                 ) from None
         return item
-
-
-def _windowed(read_at: ReadAt, size: int, window: int) -> ReadAt:
-    """Return what reads a file in pieces: headers lie close together where their files are small.
-
-    Args:
-        read_at: `(start, stop) -> bytes`.
-        size: Bytes of the whole file.
-        window: Bytes that are read at least.
-    """
-    first, held = 0, b""
-
-    def read(start: int, stop: int) -> bytes:
-        nonlocal first, held
-        if start < first or stop > first + len(held):
-            first, held = start, read_at(start, max(stop, min(size, start + window)))
-        return held[start - first : stop - first]
-
-    return read
 
 
 __all__ = ["Member", "WebdatasetSource", "samples"]
