@@ -204,11 +204,11 @@ class ArrowFiles(RowFiles, BlockedFiles, BlockColumns):
         """Return the columns of a block that are read, as a table."""
         prefix = self._prefixes.get(block.file.path)
         if prefix is None:
-            prefix = self._prefix(block.file, block.layout.more)
+            prefix = self._prefix(block.file, block.more)
             self._prefixes[block.file.path] = prefix
             while len(self._prefixes) > _OPEN_FILES:
                 self._prefixes.popitem(last=False)
-        names = list(block.layout.more["columns"])
+        names = list(block.more["columns"])
         options = self._ipc.IpcReadOptions(
             included_fields=sorted(names.index(name) for name in self.names), use_threads=False
         )

@@ -93,38 +93,21 @@ class Block(NamedTuple):
 
     Attributes:
         file: The file.
-        layout: Where the blocks of the file lie.
-        number: Which of the blocks of the file it is.
+        start: Where it starts in the file, in bytes.
+        stop: Where it ends.
+        items: How many items it holds.
+        nbytes: About how many bytes it takes in memory.
+        first: The number of its first line or record in the file.
+        more: What else the format knows of the file.
     """
 
     file: DataFile
-    layout: FileIndex
-    number: int
-
-    @property
-    def start(self) -> int:
-        """Where it starts in the file, in bytes."""
-        return self.layout.starts[self.number]
-
-    @property
-    def stop(self) -> int:
-        """Where it ends."""
-        return self.layout.stops[self.number]
-
-    @property
-    def items(self) -> int:
-        """How many items it holds."""
-        return self.layout.items[self.number]
-
-    @property
-    def nbytes(self) -> int:
-        """About how many bytes it takes in memory."""
-        return self.layout.nbytes[self.number]
-
-    @property
-    def first(self) -> int:
-        """The number of its first line or record in the file."""
-        return self.layout.first[self.number]
+    start: int
+    stop: int
+    items: int
+    nbytes: int
+    first: int
+    more: Any
 
     def bad(self, what: str, said: str, remedy: str) -> BadItem:
         """Return the error of an item that cannot be made from its bytes.
@@ -223,11 +206,11 @@ class BlockedFiles(FileBlocks):
 
     def blocks(self) -> Blocks | None:
         """Return the blocks, in index order."""
-        blocks = [self.block(number) for number in range(len(self.places))]
+        places = [(self.indexes[shard], number) for shard, number in self.places]
         return Blocks(
             self.block_items,
-            [block.nbytes for block in blocks],
-            [block.stop - block.start for block in blocks],
+            [index.nbytes[number] for index, number in places],
+            [index.stops[number] - index.starts[number] for index, number in places],
         )
 
     def has_column(self, name: str) -> bool:
@@ -289,7 +272,16 @@ class BlockedFiles(FileBlocks):
     def block(self, number: int) -> Block:
         """Return a block by its number, in index order."""
         shard, within = self.places[number]
-        return Block(self.shards[shard], self.indexes[shard], within)
+        starts, stops, items, nbytes, first, more = self.indexes[shard]
+        return Block(
+            self.shards[shard],
+            starts[within],
+            stops[within],
+            items[within],
+            nbytes[within],
+            first[within],
+            more,
+        )
 
     def digests(self) -> Mapping[str, str]:
         """Return the hash of where the items of each file lie, by path."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 Value = TypeVar("Value")
 
@@ -83,6 +83,20 @@ class Rows(Protocol):
         ...
 
 
+class EachRow(NamedTuple):
+    """Rows whose items are made one by one.
+
+    Attributes:
+        item: Makes the item of a row.
+    """
+
+    item: Callable[[int], Any]
+
+    def items(self, rows: Sequence[int]) -> list[Any]:
+        """Return the items at `rows`."""
+        return [self.item(row) for row in rows]
+
+
 def gathered(
     indices: Sequence[int], starts: Sequence[int], rows_of: Callable[[int, int], Rows]
 ) -> list[Any]:
@@ -106,4 +120,4 @@ def gathered(
     return items
 
 
-__all__ = ["CACHE_BYTES", "FREE_BYTES", "BlockCache", "Rows", "gathered"]
+__all__ = ["CACHE_BYTES", "FREE_BYTES", "BlockCache", "EachRow", "Rows", "gathered"]

@@ -121,7 +121,7 @@ class CsvSource(RowFiles, BlockedFiles):
     def rows_of(self, block: Block, data: bytes) -> Rows:
         """Return the rows of a block, decoded."""
         types = {name: TYPES[kind] for name, kind in self._kinds.items()}
-        names = list(block.layout.more)
+        names = list(block.more)
         table = self._table(block.file, data, block.first, names, types)
         return ArrowRows(table.select(self.names), block.bad_value)
 

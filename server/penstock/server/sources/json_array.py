@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from penstock.server.sources.blocked import (
     FileIndex,
     cut,
 )
-from penstock.server.sources.cache import Rows
+from penstock.server.sources.cache import EachRow, Rows
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
 from penstock.server.sources.json_values import JsonFiles
@@ -134,7 +133,16 @@ class JsonSource(JsonFiles):
 
     def rows_of(self, block: Block, data: bytes) -> Rows:
         """Return the elements of a block; they are parsed when they are asked for."""
-        return _Elements(self, block, data)
+        commas, end = top_level(data)
+        stops = commas if end is None else np.append(commas, end)
+        starts = np.concatenate([[0], stops[:-1] + 1])
+
+        def item(row: int) -> Any:
+            start, stop = int(starts[row]), int(stops[row])
+            what = f"element {block.first + row}, at byte {block.start + start},"
+            return self.value(block, what, data[start:stop])
+
+        return EachRow(item)
 
 
 def _count(data: bytes, seen: TopLevel) -> int:
@@ -169,24 +177,6 @@ def _refuse_rest(file: DataFile, read_at: Any, start: int) -> None:
             f"{file.path} goes on after its array, at byte {start}: a JSON file is one array; for "
             "an array in every line use type: jsonl"
         )
-
-
-class _Elements:
-    def __init__(self, source: JsonFiles, block: Block, data: bytes) -> None:
-        self._value, self._block, self._data = source.value, block, data
-        commas, end = top_level(data)
-        stops = commas if end is None else np.append(commas, end)
-        self._starts = np.concatenate([[0], stops[:-1] + 1])
-        self._stops = stops
-
-    def items(self, rows: Sequence[int]) -> list[Any]:
-        """Return the values of some elements."""
-        return [self._item(row) for row in rows]
-
-    def _item(self, row: int) -> Any:
-        start, stop = int(self._starts[row]), int(self._stops[row])
-        what = f"element {self._block.first + row}, at byte {self._block.start + start},"
-        return self._value(self._block, what, self._data[start:stop])
 
 
 __all__ = ["JsonSource", "TopLevel", "top_level"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from codecs import BOM_UTF8
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from penstock.server.sources.blocked import (
     FileIndex,
     cut,
 )
-from penstock.server.sources.cache import Rows
+from penstock.server.sources.cache import EachRow, Rows
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
@@ -139,7 +138,12 @@ class JsonlSource(LineFiles, JsonFiles):
         data = without_mark(block, data)
         lines = lines_of(data)
         rows = np.flatnonzero(~blank_lines(data, lines))
-        return _JsonLines(self, block, data, lines, rows)
+
+        def item(row: int) -> Any:
+            line = int(rows[row])
+            return self.value(block, f"line {block.first + line}", lines.text(data, line, line))
+
+        return EachRow(item)
 
 
 def _is_array(head: bytes, size: int) -> bool:
@@ -151,22 +155,6 @@ def _is_array(head: bytes, size: int) -> bool:
     if len(head) < size and not rest:
         return False  # a long first line
     return not line.rstrip().endswith(b"]") or (len(head) == size and not rest.strip())
-
-
-class _JsonLines:
-    def __init__(
-        self, source: JsonFiles, block: Block, data: bytes, lines: Lines, rows: NDArray[np.int64]
-    ) -> None:
-        self._value, self._block = source.value, block
-        self._data, self._lines, self._rows = data, lines, rows
-
-    def items(self, rows: Sequence[int]) -> list[Any]:
-        """Return the values of some lines."""
-        return [self._item(int(self._rows[row])) for row in rows]
-
-    def _item(self, line: int) -> Any:
-        text = self._lines.text(self._data, line, line)
-        return self._value(self._block, f"line {self._block.first + line}", text)
 
 
 SAMPLE_BY = ("line", "paragraph", "document")
@@ -231,7 +219,22 @@ class TextSource(LineFiles):
     def rows_of(self, block: Block, data: bytes) -> Rows:
         """Return the texts of a block; they are decoded when they are asked for."""
         data = without_mark(block, data)
-        return _Texts(block, data, *self._spans(data))
+        starts, stops = self._spans(data)
+
+        def item(row: int) -> dict[str, str]:
+            start, stop = int(starts[row]), int(stops[row])
+            try:
+                return {"text": data[start:stop].decode()}
+            except UnicodeDecodeError as error:
+                at = start + error.start
+                line = block.first + data.count(b"\n", 0, at)
+                raise block.bad(
+                    f"line {line}",
+                    f"is not UTF-8 ({error.reason} at byte {block.start + at})",
+                    "convert the file to UTF-8, or let on_item_error: quarantine skip it",
+                ) from None
+
+        return EachRow(item)
 
     def _spans(self, data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where the texts start and stop: int64 (texts,) each."""
@@ -244,33 +247,6 @@ class TextSource(LineFiles):
         before = np.concatenate([[False], full[:-1]])
         after = np.concatenate([full[1:], [False]])
         return lines.starts[full & ~before], lines.stops[full & ~after]
-
-
-class _Texts:
-    def __init__(
-        self,
-        block: Block,
-        data: bytes,
-        starts: NDArray[np.int64],
-        stops: NDArray[np.int64],
-    ) -> None:
-        self._block, self._data, self._starts, self._stops = block, data, starts, stops
-
-    def items(self, rows: Sequence[int]) -> list[Any]:
-        """Return some texts."""
-        return [{"text": self._text(row)} for row in rows]
-
-    def _text(self, row: int) -> str:
-        start, stop = int(self._starts[row]), int(self._stops[row])
-        try:
-            return self._data[start:stop].decode()
-        except UnicodeDecodeError as error:
-            line = self._block.first + self._data.count(b"\n", 0, start + error.start)
-            raise self._block.bad(
-                f"line {line}",
-                f"is not UTF-8 ({error.reason} at byte {self._block.start + start + error.start})",
-                "convert the file to UTF-8, or let on_item_error: quarantine skip it",
-            ) from None
 
 
 __all__ = [

@@ -6,7 +6,7 @@ import json
 import math
 import posixpath
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from penstock.server.sources.blocked import (
     BlockedFiles,
     FileIndex,
 )
-from penstock.server.sources.cache import Rows
+from penstock.server.sources.cache import EachRow, Rows
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile, refusing
 from penstock.server.usercode.frames import error_line
@@ -182,12 +182,30 @@ class MdsSource(BlockedFiles):
         encodings = dict(zip(shard["column_names"], shard["column_encodings"], strict=True))
         decoders = {name: self._decoders[encodings[name]] for name in self.names}
         if shard["zip_data"]:
-            raw = _uncompressed(data, shard)
-            offsets = np.frombuffer(raw, "<u4", block.items + 1, 4).astype(np.int64)
-            _check_offsets(offsets, len(raw))
-            return _Samples(block, shard, decoders, raw, offsets)
-        offsets = np.frombuffer(data, np.int64, block.items + 1)
-        return _Samples(block, shard, decoders, data[offsets.nbytes :], offsets)
+            data = _uncompressed(data, shard)
+            offsets = np.frombuffer(data, "<u4", block.items + 1, 4).astype(np.int64)
+            _check_offsets(offsets, len(data))
+        else:
+            offsets = np.frombuffer(data, np.int64, block.items + 1)
+            data = data[offsets.nbytes :]
+
+        def item(row: int) -> dict[str, Any]:
+            sample, name = data[int(offsets[row]) : int(offsets[row + 1])], ""
+            try:
+                places = _places(sample, shard["column_names"], shard["column_sizes"])
+                found = {}
+                for name, decode in decoders.items():
+                    begin, end = places[name]
+                    found[name] = decode(sample[begin:end])
+            except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+                raise block.bad(
+                    f"sample {block.first + row}{f', column {name!r},' * bool(name)}",
+                    f"cannot be decoded ({error_line(error, 300)})",
+                    "write it again, or let on_item_error: quarantine skip it",
+                ) from None
+            return found
+
+        return EachRow(item)
 
     def _offsets(
         self, file: DataFile, shard: dict[str, Any], first: int, items: int
@@ -326,54 +344,20 @@ def _uncompressed(data: bytes, shard: dict[str, Any]) -> bytes:
     return bytes(raw)
 
 
-class _Samples:
-    """The samples of a block: the sizes of columns of varying size, then all columns."""
-
-    def __init__(
-        self,
-        block: Block,
-        shard: dict[str, Any],
-        decoders: Mapping[str, Decoder],
-        data: bytes,
-        offsets: NDArray[np.int64],
-    ) -> None:
-        self._block, self._data, self._offsets = block, data, offsets
-        self._names, self._sizes = shard["column_names"], shard["column_sizes"]
-        self._columns = decoders
-
-    def items(self, rows: Sequence[int]) -> list[Any]:
-        """Return some samples, decoded."""
-        return [self._item(row) for row in rows]
-
-    def _item(self, row: int) -> dict[str, Any]:
-        start, stop = int(self._offsets[row]), int(self._offsets[row + 1])
-        sample = self._data[start:stop]
-        name = ""
-        try:
-            places = self._places(sample)
-            found = {}
-            for name, decode in self._columns.items():
-                begin, end = places[name]
-                found[name] = decode(sample[begin:end])
-        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
-            raise self._block.bad(
-                f"sample {self._block.first + row}{f', column {name!r},' * bool(name)}",
-                f"cannot be decoded ({error_line(error, 300)})",
-                "write it again, or let on_item_error: quarantine skip it",
-            ) from None
-        return found
-
-    def _places(self, sample: bytes) -> dict[str, tuple[int, int]]:
-        varying = sum(size is None for size in self._sizes)
-        told = iter(np.frombuffer(sample, "<u4", varying).tolist())
-        at, places = 4 * varying, {}
-        for name, size in zip(self._names, self._sizes, strict=True):
-            end = at + (next(told) if size is None else size)
-            places[name] = (at, end)
-            at = end
-        if at != len(sample):
-            raise ValueError(f"its columns take {at} bytes of {len(sample)}")
-        return places
+def _places(
+    sample: bytes, names: Sequence[str], sizes: Sequence[int | None]
+) -> dict[str, tuple[int, int]]:
+    """Return where columns are in a sample: the sizes of those that vary come before all."""
+    varying = sum(size is None for size in sizes)
+    told = iter(np.frombuffer(sample, "<u4", varying).tolist())
+    at, places = 4 * varying, {}
+    for name, size in zip(names, sizes, strict=True):
+        end = at + (next(told) if size is None else size)
+        places[name] = (at, end)
+        at = end
+    if at != len(sample):
+        raise ValueError(f"its columns take {at} bytes of {len(sample)}")
+    return places
 
 
 def decoder_of(encoding: str, column: str, path: str) -> Decoder:

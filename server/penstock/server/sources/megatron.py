@@ -143,7 +143,7 @@ class MegatronSource(TokenFiles):
         """Return where sequences of a block lie in their file: int64 (rows, 2), bytes."""
         key = (block.file.path, block.first)
         if (found := self._spans.get(key)) is None:
-            more = block.layout.more
+            more = block.more
             layout = Layout(more["dtype"], more["sequences"], more["bounds"])
             ends = self._ends_of(block.file, layout, block.first, block.items)
             found = np.stack([np.concatenate([[block.start], ends[:-1]]), ends], axis=1)

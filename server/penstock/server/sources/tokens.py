@@ -138,7 +138,7 @@ class TokenFiles(BlockedFiles, BlockColumns):
             with reading(block.file, int(wanted[chosen][0])):
                 spans = self.spans(block, wanted[chosen] - self.starts[number])
             assert spans is not None
-            itemsize = np.dtype(block.layout.more["dtype"]).itemsize
+            itemsize = np.dtype(block.more["dtype"]).itemsize
             found[chosen] = (spans[:, 1] - spans[:, 0]) // itemsize
         return found
 
@@ -150,7 +150,7 @@ class TokenFiles(BlockedFiles, BlockColumns):
 
     def rows_of(self, block: Block, data: bytes) -> Sequences:
         """Return the sequences of a block."""
-        values = np.frombuffer(data, np.dtype(block.layout.more["dtype"]))
+        values = np.frombuffer(data, np.dtype(block.more["dtype"]))
         return Sequences(values, self.starts_of(block, values))
 
     def sequence_dtype(self, column: str) -> np.dtype[Any] | None:
@@ -175,7 +175,7 @@ class TokenFiles(BlockedFiles, BlockColumns):
         with reading(block.file, index):
             data = self.file_set.read(block.file, start, stop)
         self.count_read(len(data))
-        return _Span(np.frombuffer(data, np.dtype(block.layout.more["dtype"])))
+        return _Span(np.frombuffer(data, np.dtype(block.more["dtype"])))
 
     def fetch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return the sequences at `indices`, in that order.
@@ -212,7 +212,7 @@ class TokenFiles(BlockedFiles, BlockColumns):
             for start, stop in spans.tolist():
                 data = self.file_set.read(block.file, start, stop)
                 self.count_read(len(data))
-                values = np.frombuffer(data, np.dtype(block.layout.more["dtype"]))
+                values = np.frombuffer(data, np.dtype(block.more["dtype"]))
                 items.append({COLUMN: values.astype(values.dtype.newbyteorder("="))})
         return items
 
@@ -277,11 +277,11 @@ class TokensSource(TokenFiles):
 
     def spans(self, block: Block, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return where sequences of one length lie; None where they end at an id."""
-        return self._fixed(block, rows) if block.layout.more["length"] else None
+        return self._fixed(block, rows) if block.more["length"] else None
 
     def starts_of(self, block: Block, values: NDArray[Any]) -> NDArray[np.int64]:
         """Return where the sequences of a block start in its ids, then where the last one ends."""
-        if block.layout.more["length"]:
+        if block.more["length"]:
             return super().starts_of(block, values)
         return self.starts_in(values)
 
@@ -345,7 +345,7 @@ class TokensSource(TokenFiles):
             index.add(place, end, -(-(end - place) // nbytes), first=(place - start) // nbytes)
 
     def _fixed(self, block: Block, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        more = block.layout.more
+        more = block.more
         nbytes = more["length"] * np.dtype(more["dtype"]).itemsize
         starts = block.start + rows * nbytes
         return np.stack([starts, np.minimum(starts + nbytes, block.stop)], axis=1)

@@ -19,7 +19,7 @@ from penstock.server.sources.blocked import (
     BlockedFiles,
     FileIndex,
 )
-from penstock.server.sources.cache import Rows
+from penstock.server.sources.cache import EachRow, Rows
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
@@ -160,7 +160,28 @@ class WebdatasetSource(BlockedFiles):
 
     def rows_of(self, block: Block, data: bytes) -> Rows:
         """Return the samples of a block; their files are decoded when they are asked for."""
-        return _Samples(block, data, self.decode)
+        found = list(samples(_members(io.BytesIO(data))))
+        if len(found) != block.items:
+            raise ValueError(f"{len(found)} samples where there were {block.items}")
+
+        def item(row: int) -> dict[str, Any]:
+            members = found[row]
+            made: dict[str, Any] = {"__key__": members[0].key, "__url__": block.file.name}
+            for member in members:
+                value = data[member.data : member.stop]
+                decode = _DECODERS.get(member.ending.rpartition(".")[2]) if self.decode else None
+                try:
+                    made[member.ending] = value if decode is None else decode(value)
+                except _UNDECODABLE as error:
+                    raise block.bad(
+                        f"sample {block.first + row}, {member.key}.{member.ending},",
+                        f"cannot be decoded ({error_line(error, 300)})",
+                        "correct the file, take decode: false, or let on_item_error: quarantine "
+                        "skip it",
+                    ) from None
+            return made
+
+        return EachRow(item)
 
 
 def _members(stream: Any) -> Iterator[Member]:
@@ -205,38 +226,6 @@ def samples(members: Iterator[Member]) -> Iterator[list[Member]]:
         sample.append(member)
     if sample:
         yield sample
-
-
-class _Samples:
-    def __init__(self, block: Block, data: bytes, decode: bool) -> None:
-        self._block, self._data, self._decode = block, data, decode
-        self._samples = list(samples(_members(io.BytesIO(data))))
-        if len(self._samples) != block.items:
-            raise ValueError(f"{len(self._samples)} samples where there were {block.items}")
-
-    def items(self, rows: Sequence[int]) -> list[Any]:
-        """Return some samples."""
-        return [self._item(row) for row in rows]
-
-    def _item(self, row: int) -> dict[str, Any]:
-        members = self._samples[row]
-        item: dict[str, Any] = {
-            "__key__": members[0].key,
-            "__url__": self._block.file.name,
-        }
-        for member in members:
-            data = self._data[member.data : member.stop]
-            decode = _DECODERS.get(member.ending.rpartition(".")[2]) if self._decode else None
-            try:
-                item[member.ending] = data if decode is None else decode(data)
-            except _UNDECODABLE as error:
-                raise self._block.bad(
-                    f"sample {self._block.first + row}, {member.key}.{member.ending},",
-                    f"cannot be decoded ({error_line(error, 300)})",
-                    "correct the file, take decode: false, or let on_item_error: quarantine skip "
-                    "it",
-                ) from None
-        return item
 
 
 __all__ = ["Member", "WebdatasetSource", "samples"]
