@@ -109,6 +109,21 @@ def test_columns_and_items_give_the_same_bytes(
     assert found == expected
 
 
+def test_the_largest_ids_of_any_source_are_kept(tmp_path: Path, of_columns: list[bool]) -> None:
+    """However narrow the ids of another source are."""
+    large: list[Any] = [[(1 << 40) + n] * (n % 7) for n in range(20)]
+    write(tmp_path / "a.parquet", large, pa.list_(pa.int64()))
+    write(tmp_path / "b.parquet", documents(20, 9), pa.list_(pa.uint16()))
+    jobs = [
+        job(kind, tmp_path, SimpleBatcher(3), PackedCollator()) for kind in (ParquetSource, Opaque)
+    ]
+
+    expected, found = (made(Line(one, 0), 10) for one in reversed(jobs))
+
+    assert of_columns == [True] * 10
+    assert found == expected
+
+
 def test_labels_come_from_their_column(tmp_path: Path, of_columns: list[bool]) -> None:
     lists = documents(40, 3)
     labels = [[-100 if token % 3 else token for token in row or ()] for row in lists]

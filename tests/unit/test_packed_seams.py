@@ -113,14 +113,22 @@ def test_a_batch_that_fills_a_step_teaches_nothing() -> None:
     layout=st.sampled_from(LAYOUTS),
     shifted=st.booleans(),
     own=st.booleans(),
-    pad_to=st.sampled_from([None, 20]),
+    pad_to=st.sampled_from([None, 100]),
+    multiple=st.sampled_from([None, 1, 4]),
 )
 def test_columns_give_the_bytes_that_items_give(
-    data: st.DataObject, layout: str, shifted: bool, own: bool, pad_to: int | None
+    data: st.DataObject,
+    layout: str,
+    shifted: bool,
+    own: bool,
+    pad_to: int | None,
+    multiple: int | None,
 ) -> None:
     rows = data.draw(batches(labels=own))
     labels = "shifted" if shifted else "unshifted"
-    collator = PackedCollator(pad_to, labels=labels, layout=layout, pad_value=0)
+    if layout == "seams":
+        multiple = None
+    collator = PackedCollator(pad_to, multiple, labels=labels, layout=layout, pad_value=0)
     names = ["input_ids", "labels"] if own else ["input_ids"]
     taken = collator.takes_columns(dict.fromkeys(names, np.dtype(np.int32)))
     if own and layout == "seams":
@@ -147,7 +155,6 @@ def test_columns_are_refused_where_more_than_they_decides() -> None:
     assert PackedCollator().takes_columns({"input_ids": np.dtype(np.float32)}) is None
     assert PackedCollator().takes_columns({"input_ids": ids, "labels": None}) is None
     assert PackedCollator().takes_columns({"input_ids": ids, "loss_mask": ids}) is None
-    assert PackedCollator(document_multiple=2).takes_columns({"input_ids": ids}) is None
 
 
 def test_seams_carry_no_labels_of_samples() -> None:

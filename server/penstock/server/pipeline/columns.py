@@ -108,13 +108,11 @@ class _Rows(ColumnRows):
         self._ends = [0, *accumulate(map(len, plan.rows))]
         lengths = samples.stops - samples.starts
         self.lengths = [lengths[begin:end] for begin, end in pairwise(self._ends)]
-        self.dtypes = {}
-        for name in self._roles.sources:
-            source = self._source(name)
-            for column in self._roles.columns:
-                dtype = source.sequence_dtype(column)
-                assert dtype is not None
-                self.dtypes[column] = dtype
+        # One that holds the numbers of all sources.
+        self.dtypes = {
+            column: np.result_type(*map(partial(self._dtype, column), self._roles.sources))
+            for column in self._roles.columns
+        }
 
     def write(self, column: str, row: int, out: npt.NDArray[Any]) -> None:
         """Write the samples of a row one after another into `out`, which has just that size."""
@@ -130,6 +128,11 @@ class _Rows(ColumnRows):
         source = self._roles.sources[name]
         assert isinstance(source, SequenceColumns)
         return source
+
+    def _dtype(self, column: str, name: str) -> np.dtype[Any]:
+        dtype = self._source(name).sequence_dtype(column)
+        assert dtype is not None
+        return dtype
 
     def _runs(self, begin: int, end: int) -> Iterator[tuple[str, _Samples]]:
         """Yield samples that follow one another and are of one source, with its name."""

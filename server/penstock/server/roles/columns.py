@@ -7,7 +7,7 @@ and made by copying them into the batch: no item becomes a Python object of its 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,21 @@ class ColumnRows(ABC):
     def write(self, column: str, row: int, out: npt.NDArray[Any]) -> None:
         """Write the samples of a row one after another into `out`, which has just that size."""
 
+    def write_apart(self, column: str, row: int, outs: Iterator[npt.NDArray[Any]]) -> None:
+        """Write each sample of a row that has any numbers to a place of its own, the next one."""
+        whole = np.empty(int(self.lengths[row].sum()), self.dtypes[column])
+        self.write(column, row, whole)
+        spread(whole, outs)
+
+
+def spread(values: npt.NDArray[Any], outs: Iterator[npt.NDArray[Any]]) -> None:
+    """Write values to the next places, each as much as it holds; none of these is empty."""
+    end = 0
+    while end < len(values):
+        out = next(outs)
+        begin, end = end, end + len(out)
+        out[:] = values[begin:end]
+
 
 class ColumnCollator(ABC):
     """What a `BatchCollator` offers beside, if it needs no sample as an object."""
@@ -99,4 +114,4 @@ class ColumnCollator(ABC):
         """
 
 
-__all__ = ["ColumnCollator", "ColumnRows", "Indices", "SequenceColumns"]
+__all__ = ["ColumnCollator", "ColumnRows", "Indices", "SequenceColumns", "spread"]

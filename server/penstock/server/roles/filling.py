@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
+NumbersT = TypeVar("NumbersT", int, Numbers)
+
+
+class RowWidth(NamedTuple):
+    """How long the rows of a batch are, whatever lies in them.
+
+    Attributes:
+        pad_to: As long as this; None = as what the longest needs.
+        multiple: Then rounded up to a multiple of this.
+    """
+
+    pad_to: int | None
+    multiple: int = 1
+
+    def rounded(self, sizes: NumbersT) -> NumbersT:
+        """Return a size, or each of many, rounded up to a multiple."""
+        if self.multiple == 1:
+            return sizes
+        rounded: NumbersT = -(-sizes // self.multiple) * self.multiple
+        return rounded
+
+    def of(self, needed: NumbersT) -> NumbersT:
+        """Return the width of a batch whose longest row needs so much; or of each of many."""
+        if self.pad_to is not None:
+            return needed * 0 + self.pad_to
+        least = self.rounded(needed)
+        width: NumbersT = least + (least == 0) * self.multiple
+        return width
 
 
 class BatchSizes(NamedTuple):
@@ -136,6 +164,8 @@ __all__ = [
     "Filling",
     "Misfit",
     "Numbers",
+    "NumbersT",
+    "RowWidth",
     "largest",
     "misfit",
     "sums",

@@ -13,24 +13,18 @@ from penstock.server.roles.collators.arrays import (
     IGNORE_INDEX,
     NOTED,
     PAD_ID,
-    Array,
     bad_batch,
     count_noted,
     masked,
     narrowed,
     pad_id,
 )
-from penstock.server.roles.collators.copying import copy_columns, copy_documents, rows_of
+from penstock.server.roles.collators.copying import HIDDEN, DocumentRows, copy_rows, rows_of
 from penstock.server.roles.collators.layouts import LAYOUTS, Laid
-from penstock.server.roles.collators.segments import (
-    Document,
-    Segments,
-    documents_of,
-    lay_out,
-)
+from penstock.server.roles.collators.segments import documents_of, lay_out
 from penstock.server.roles.columns import ColumnCollator, ColumnRows
 from penstock.server.roles.context import CollateContext
-from penstock.server.roles.filling import BatchSizes, Filling, largest, sums
+from penstock.server.roles.filling import BatchSizes, Filling, RowWidth, largest, sums
 from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import InvalidJob
 from penstock.wire.packed import Rows, made
@@ -123,6 +117,7 @@ class PackedCollator(BatchCollator, ColumnCollator):
             )
         self.pad_to = pad_to
         self.document_multiple = document_multiple
+        self._width = RowWidth(pad_to, document_multiple or 1)
         self.pad_value = pad_value
         self.ids_dtype = check_choice("ids_dtype", ids_dtype, ("int64", "int32"))
         self.layout = check_choice("layout", layout, tuple(LAYOUTS))
@@ -164,17 +159,13 @@ class PackedCollator(BatchCollator, ColumnCollator):
         return self._packed(rows, context) if alone else self.collate(rows, context)
 
     def _packed(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
-        documents = documents_of(rows, context) or [[]]
-        every = list(chain(*documents))
-        self._check_carried(every, context)
-        lengths = [np.array([len(one.ids) for one in row], np.int64) for row in documents]
-        padding = pad_id(self.pad_value, (sample for row in rows for sample in row), context)
-        segments, width = lay_out(lengths, self.pad_to, self.document_multiple, context)
-        ids = rows_of(padding, (len(lengths), width), [one.ids.dtype for one in every])
-        labels, numbers = copy_documents(every, segments, ids, self.shifts)
-        for row in rows:
-            count_noted(row, context)
-        return self._values(segments, (ids, labels, numbers), sum(map(len, rows)), context)
+        """Return the values of samples, whose documents are read as columns."""
+        documents = DocumentRows(documents_of(rows, context))
+        self._check_carried(documents, context)
+        samples = list(chain(*rows))
+        padding = pad_id(self.pad_value, samples, context)
+        count_noted(samples, context)
+        return self._laid(documents, padding, len(samples), context)
 
     def takes_columns(self, columns: Mapping[str, np.dtype[Any] | None]) -> Sequence[str] | None:
         """Return `input_ids`, and `labels` if there are any; None if anything else decides."""
@@ -183,8 +174,8 @@ class PackedCollator(BatchCollator, ColumnCollator):
             return None  # they are refused by name where items are taken one by one
         whole = all((dtype := columns[name]) is not None and dtype.kind in "iu" for name in wanted)
         more = {"loss_mask", "attention_mask", PAD_ID, NOTED} & set(columns)
-        simple = (self.document_multiple or 1) == 1 and self.keeps(PackedCollator, "collate")
-        return wanted if "input_ids" in wanted and whole and simple and not more else None
+        simple = whole and not more and self.keeps(PackedCollator, "collate")
+        return wanted if "input_ids" in wanted and simple else None
 
     def collate_columns(self, rows: ColumnRows, context: CollateContext) -> dict[str, Any]:
         """Return what `collate_to_send` does for the same samples.
@@ -192,23 +183,26 @@ class PackedCollator(BatchCollator, ColumnCollator):
         Raises:
             BadBatch: A row is longer than `pad_to`; there are more documents than `max_documents`.
         """
-        lengths = [row[row > 0] for row in rows.lengths] or [np.empty(0, np.int64)]
-        segments, width = lay_out(lengths, self.pad_to, self.document_multiple, context)
-        shape = len(lengths), width
-        ids = rows_of(self.pad_value or 0, shape, [rows.dtypes["input_ids"]])
-        labels = copy_columns(rows, segments, ids, self.shifts)
-        return self._values(segments, (ids, labels, None), sum(map(len, rows.lengths)), context)
+        return self._laid(rows, self.pad_value or 0, sum(map(len, rows.lengths)), context)
 
-    def _values(
-        self,
-        segments: Segments,
-        arrays: tuple[Array, Array | None, Array | None],
-        samples: int,
-        context: CollateContext,
+    def _laid(
+        self, columns: ColumnRows, padding: int, samples: int, context: CollateContext
     ) -> dict[str, Any]:
-        """Return the values of ids, labels and numbers of documents, and count their tokens."""
-        ids, labels, numbers = map(narrowed, arrays)
-        rows = Rows(ids, *segments.sent(), labels, numbers, self.shifts)
+        """Return the values of documents, and count their tokens.
+
+        Args:
+            columns: Their rows.
+            padding: The id on padding.
+            samples: How many samples they are of, those without tokens too.
+            context: Of the batch.
+        """
+        lengths = [row[row > 0] for row in columns.lengths] or [np.empty(0, np.int64)]
+        segments, width = lay_out(lengths, self._width, context)
+        ids = rows_of(padding, (len(lengths), width), columns.dtypes["input_ids"])
+        has_gaps = self._width.multiple > 1
+        copied = copy_rows(columns, segments, ids, shifted=self.shifts, has_gaps=has_gaps)
+        labels, numbers = map(narrowed, copied)
+        rows = Rows(narrowed(ids), *segments.sent(), labels, numbers, self.shifts)
         tokens = int(segments.lengths.sum())
         learned = tokens - int(np.count_nonzero(segments.lengths))
         if labels is not None:
@@ -236,12 +230,9 @@ class PackedCollator(BatchCollator, ColumnCollator):
         """Return what `collate` counts, from sizes alone."""
         if self.is_of_user():
             return None
-        multiple = self.document_multiple or 1
-        ends = sums(-(-batches.sizes // multiple) * multiple, batches.rows)
+        ends = sums(self._width.rounded(batches.sizes), batches.rows)
         needed = largest(ends, batches.batches)
-        width = np.maximum(needed, multiple)
-        if self.pad_to is not None:
-            width = np.full_like(needed, self.pad_to)
+        width = self._width.of(needed)
         heights = np.diff(batches.batches)
         room = self._layout.max_documents
         documents = None
@@ -252,14 +243,14 @@ class PackedCollator(BatchCollator, ColumnCollator):
         tokens = sums(batches.sizes, batches.slots)
         return Filling(tokens, width * heights, needed, width, documents, room)
 
-    def _check_carried(self, documents: Sequence[Document], context: CollateContext) -> None:
-        if not self._layout.learns and any(one.labels is not None for one in documents):
+    def _check_carried(self, documents: DocumentRows, context: CollateContext) -> None:
+        if not self._layout.learns and "labels" in documents.dtypes:
             raise bad_batch(
                 context,
                 f"a sample brings labels or a loss_mask, which layout: {self.layout} does not "
                 "carry; use layout: flash, or leave them out of samples",
             )
-        if not self._layout.hides and any(one.seen is not None for one in documents):
+        if not self._layout.hides and HIDDEN in documents.dtypes:
             raise bad_batch(
                 context,
                 f"a sample hides tokens by its attention_mask, which the layout {self.layout} "

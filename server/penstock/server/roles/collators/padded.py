@@ -26,9 +26,16 @@ from penstock.server.roles.collators.arrays import (
 )
 from penstock.server.roles.collators.default import stack_samples
 from penstock.server.roles.context import CollateContext
-from penstock.server.roles.filling import BatchSizes, Filling, largest, sums
+from penstock.server.roles.filling import (
+    BatchSizes,
+    Filling,
+    NumbersT,
+    RowWidth,
+    largest,
+    sums,
+)
 from penstock.wire.checks import check_choice, check_flag, check_whole
-from penstock.wire.errors import InvalidJob
+from penstock.wire.errors import BadBatch, InvalidJob
 
 _ALIGNED = (
     "attention_mask",
@@ -114,6 +121,7 @@ class PaddedCollator(BatchCollator):
             )
         self.pad_to = pad_to
         self.pad_to_multiple_of = pad_to_multiple_of
+        self._width = RowWidth(pad_to, pad_to_multiple_of or 1)
         self.pad_value = pad_value
         self.label_pad = label_pad
         self.sequences = tuple(sequences)
@@ -134,8 +142,10 @@ class PaddedCollator(BatchCollator):
         samples = [sample for row in rows for sample in row]
         ids = [token_ids(sample, context) for sample in samples]
         lengths = [len(row) for row in ids]
-        width = self._width(lengths, context)
-        height = len(samples) or max(1, len(rows))
+        longest = max(lengths, default=0)
+        height, width = _height(len(samples), len(rows)), self._width.of(longest)
+        if longest > width and not self.truncate:
+            raise self._too_long(lengths.index(longest), longest, context)
         kept = [min(length, width) for length in lengths]
 
         padding = pad_id(self.pad_value, samples, context)
@@ -201,32 +211,21 @@ class PaddedCollator(BatchCollator):
         if self.is_of_user():
             return None
         longest = largest(batches.sizes, batches.slots)
-        multiple = self.pad_to_multiple_of or 1
-        width = np.maximum(1, -(-longest // multiple)) * multiple
-        if self.pad_to is not None:
-            width = np.full_like(longest, self.pad_to)
+        width = self._width.of(longest)
         kept = batches.sizes
         if self.truncate and self.pad_to is not None:
             kept = np.minimum(kept, self.pad_to)
-        samples = np.diff(batches.slots)
-        height = np.where(samples > 0, samples, np.maximum(1, np.diff(batches.batches)))
+        height = _height(np.diff(batches.slots), np.diff(batches.batches))
         needed = np.zeros_like(longest) if self.truncate else longest
         return Filling(sums(kept, batches.slots), height * width, needed, width)
 
-    def _width(self, lengths: list[int], context: CollateContext) -> int:
-        longest = max(lengths, default=0)
-        if self.pad_to is None:
-            multiple = self.pad_to_multiple_of or 1
-            return max(1, -(-longest // multiple)) * multiple
-        if longest > self.pad_to and not self.truncate:
-            raise bad_batch(
-                context,
-                f"sample {lengths.index(longest)} has {longest} tokens and pad_to is "
-                f"{self.pad_to}; "
-                f"cut samples in the processor (max_length: {self.pad_to}), set truncate: true, or "
-                "raise pad_to",
-            )
-        return self.pad_to
+    def _too_long(self, sample: int, length: int, context: CollateContext) -> BadBatch:
+        return bad_batch(
+            context,
+            f"sample {sample} has {length} tokens and pad_to is {self.pad_to}; "
+            f"cut samples in the processor (max_length: {self.pad_to}), set truncate: true, or "
+            "raise pad_to",
+        )
 
     def _labels(
         self, samples: Sequence[Sample], ids: list[Array], context: CollateContext
@@ -282,6 +281,12 @@ class PaddedCollator(BatchCollator):
                 )
         dtype = self.mask_dtype if name == "attention_mask" else first.dtype
         return _pad(parts, (len(parts), width, *first.shape[1:]), 0, dtype)
+
+
+def _height(samples: NumbersT, rows: NumbersT) -> NumbersT:
+    """Return how many rows values have, of a batch or of each of many: one for each sample."""
+    height: NumbersT = samples + (samples == 0) * (rows + (rows == 0))
+    return height
 
 
 def _not_stacked(samples: Sequence[Sample]) -> list[str]:

@@ -18,6 +18,7 @@ from penstock.server.roles.collators.arrays import (
     token_row,
 )
 from penstock.server.roles.context import CollateContext
+from penstock.server.roles.filling import RowWidth
 from penstock.wire.errors import BadBatch
 from penstock.wire.packed import MOST_TOKENS
 
@@ -33,6 +34,14 @@ class Document(NamedTuple):
     """Its own labels, -100 where its `loss_mask` is 0; None = the tokens are the labels."""
     seen: Array | None
     """Bool: which tokens attention sees; None = all."""
+
+    def column(self, name: str) -> Array | bool:
+        """Return one of them by its name as a column; what it has not by itself follows."""
+        if name == "input_ids":
+            return self.ids
+        if name == "labels":
+            return self.ids if self.labels is None else self.labels
+        return True if self.seen is None else self.seen
 
 
 class Segments(NamedTuple):
@@ -56,28 +65,23 @@ class Segments(NamedTuple):
 
 
 def lay_out(
-    rows: Sequence[Lengths],
-    pad_to: int | None,
-    document_multiple: int | None,
-    context: CollateContext,
+    rows: Sequence[Lengths], width_of: RowWidth, context: CollateContext
 ) -> tuple[Segments, int]:
     """Return the segments of the flattened rows, and the width of a row.
 
     Args:
         rows: How many tokens the documents of each row have, none of them 0.
-        pad_to: The width; None = that of the longest row.
-        document_multiple: Every document takes up a multiple of this; None = 1.
+        width_of: Says the width; every document takes up a multiple of its own.
         context: Of the batch.
 
     Raises:
         BadBatch: A row is longer than `pad_to`.
     """
-    multiple = document_multiple or 1
-    taken = [-(-row // multiple) * multiple for row in rows]
+    taken = [width_of.rounded(row) for row in rows]
     ends = [int(sizes.sum()) for sizes in taken]
-    width = pad_to or max(*ends, multiple)
+    width = width_of.of(max(ends))
     if max(ends) > width:
-        raise _too_long(rows, ends, width, document_multiple, context)
+        raise _too_long(rows, ends, width_of, context)
     none = np.empty(0, np.int64)
     padding = [np.array([width - end]) if end < width else none for end in ends]
     sizes = np.concatenate([part for pair in zip(taken, padding, strict=True) for part in pair])
@@ -96,18 +100,6 @@ def documents_of(rows: Sequence[Sequence[Sample]], context: CollateContext) -> l
         [document for sample in row if len((document := _document(sample, context)).ids)]
         for row in rows
     ]
-
-
-def targets(document: Document) -> Array:
-    """Return what each token but the last is to predict: the label of the token after it.
-
-    -100 where one of the two is hidden: a hidden token's output means nothing, and it is not
-    learned.
-    """
-    labels = document.ids if document.labels is None else document.labels
-    if document.seen is None:
-        return labels[1:]
-    return learned_labels(labels[1:], document.seen[1:] & document.seen[:-1])
 
 
 def _document(sample: Sample, context: CollateContext) -> Document:
@@ -131,24 +123,20 @@ def _document(sample: Sample, context: CollateContext) -> Document:
 
 
 def _too_long(
-    rows: Sequence[Lengths],
-    lengths: list[int],
-    pad_to: int,
-    document_multiple: int | None,
-    context: CollateContext,
+    rows: Sequence[Lengths], lengths: list[int], width: RowWidth, context: CollateContext
 ) -> BadBatch:
     longest = max(lengths)
     row = lengths.index(longest)
     rounded = (
-        f", each document rounded up to a multiple of {document_multiple}"
-        if document_multiple
+        f", each document rounded up to a multiple of {width.multiple}"
+        if width.multiple > 1
         else ""
     )
     return bad_batch(
         context,
         f"row {row} has {longest} tokens in {len(rows[row])} documents{rounded}, and "
-        f"pad_to is {pad_to}; raise pad_to or lower the batcher's max_tokens",
+        f"pad_to is {width.pad_to}; raise pad_to or lower the batcher's max_tokens",
     )
 
 
-__all__ = ["Document", "Segments", "documents_of", "lay_out", "targets"]
+__all__ = ["Document", "Segments", "documents_of", "lay_out"]
