@@ -25,7 +25,12 @@ from penstock.server.roles.base import (
 )
 from penstock.server.roles.batchers import SimpleBatcher
 from penstock.server.roles.collators import DefaultBatchCollator
-from penstock.server.roles.columns import ColumnCollator, Indices, SequenceColumns
+from penstock.server.roles.columns import (
+    ColumnCollator,
+    Indices,
+    SequenceColumns,
+    tells_lengths,
+)
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.processors import IdentityProcessor
 from penstock.server.roles.reading import Reading
@@ -276,20 +281,12 @@ class RoleSet:
         sized = {
             name: source
             for name, source in self.sources.items()
-            if isinstance(source, IndexedSource) and (source.knows_sizes() or self._tells(source))
+            if isinstance(source, IndexedSource)
+            and (source.knows_sizes() or tells_lengths(source, self.batcher.length_column()))
         }
         if self.processor.knows_size() or not self.processor.keeps_sizes():
             return {}
         return sized if len(sized) == len(self.sources) else {}
-
-    def _tells(self, source: Source) -> bool:
-        """Tell whether a source has the column whose lengths are the sizes of samples."""
-        column = self.batcher.length_column()
-        return (
-            column is not None
-            and isinstance(source, SequenceColumns)
-            and source.sequence_dtype(column) is not None
-        )
 
     @cached_property
     def planned_column(self) -> str | None:

@@ -13,7 +13,7 @@ from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.verdicts import Bad
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import IndexedSource, Sample, SampleBatcher
-from penstock.server.roles.columns import SequenceColumns
+from penstock.server.roles.columns import tells_lengths, why_no_length
 from penstock.server.roles.filling import Numbers
 from penstock.wire.errors import BadItem, InvalidJob
 
@@ -133,20 +133,20 @@ def _beside(roles: RoleSet, index: IndexedOutcomes | None) -> Told:
 
 
 def _knows(source: object) -> bool:
-    if isinstance(source, SequenceColumns) and source.sequence_dtype(KEY) is not None:
+    if tells_lengths(source, KEY):
         return True
     return isinstance(source, IndexedSource) and source.knows_sizes()
 
 
 def _sizes_of(name: str, source: object, indices: Sequence[int]) -> Numbers:
-    if isinstance(source, SequenceColumns) and source.sequence_dtype(KEY) is not None:
+    if tells_lengths(source, KEY):
         found = source.lengths(KEY, np.array(indices, np.int64))
     else:
         assert isinstance(source, IndexedSource)
         found = np.array(source.sizes(indices), np.int64)
     if len(missing := np.flatnonzero(found < 0)):
         item = ItemRef(name, indices[missing[0]], 0)
-        reason = f"its {KEY!r} is missing, or one of the numbers in it"
+        reason = why_no_length(KEY)
         raise BadItem(
             f"{item}: {reason}, so no batch can be made of it; leave such rows out",
             item=list(item),

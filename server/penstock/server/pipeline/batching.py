@@ -61,7 +61,7 @@ class Batching:
 
         Args:
             refs: The samples.
-            samples: They, where they were processed.
+            samples: They; None where they were not processed.
             offset: The lane's, for errors.
 
         Returns:
@@ -88,12 +88,6 @@ class Batching:
             if not all_added:
                 self._take_back(refs, before)
         return batches, accepted
-
-    def add_unread(self, ref: SampleRef, offset: int) -> tuple[list[Rows], bool]:
-        """Give the batcher one sample that nobody has processed; returns and raises as `add`."""
-        batches = self._add(ref, None, offset)
-        before, self.dropped = self.dropped, sum(self.batcher.dropped().values())
-        return batches, self.dropped == before
 
     def add_run(self, refs: Sequence[SampleRef], offset: int) -> tuple[int, list[Rows]]:
         """Give the batcher unread samples, up to one that finishes a batch; it keeps them all.

@@ -23,6 +23,7 @@ from penstock.server.pipeline.processing import (
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Call, Progress
 from penstock.server.pipeline.verdicts import Bad, Quarantined, VerdictBook, content_hash
 from penstock.server.roles.base import IndexedSource, RawItem, Sample
+from penstock.server.roles.columns import why_no_length
 from penstock.server.roles.role import Role
 from penstock.server.usercode.contained import contained
 from penstock.wire.errors import (
@@ -155,8 +156,7 @@ class Items(ProcessedItems):
             return [Bad(bad, content_hash(None), every_epoch=True)]
 
     def _no_numbers(self, item: ItemRef) -> Bad:
-        column = self.job.roles_of(item.source).batcher.length_column()
-        reason = f"its {column!r} is missing, or one of the numbers in it"
+        reason = why_no_length(self.job.roles_of(item.source).batcher.length_column())
         wrong = BadItem(
             f"item {item} of job {self.job.name!r} cannot be packed: {reason}; leave such rows out",
             item=list(item),

@@ -204,7 +204,7 @@ class SamplePlanner:
         if self._from_refs:
             size = self._size(item) if self._needs_sizes else 0
             if size is not None:
-                batches, accepted = self._add_unread(SampleRef(item, 0, size), place)
+                batches, accepted = self._add([SampleRef(item, 0, size)], [None], place)
                 taken = size
         else:
             outcome = self._outcome(item, place)
@@ -244,18 +244,8 @@ class SamplePlanner:
         try:
             return self.batching.add(refs, samples, place)
         except BadItem as error:
-            return self._refused(refs[0].item, error)
-
-    def _add_unread(self, ref: SampleRef, place: int) -> tuple[list[Rows], bool]:
-        """Give the batcher a sample that nobody has processed; return as `_add`."""
-        try:
-            return self.batching.add_unread(ref, place)
-        except BadItem as error:
-            return self._refused(ref.item, error)
-
-    def _refused(self, item: ItemRef, error: BadItem) -> tuple[list[Rows], bool]:
-        self._judged.refuse(item, error, self.place)
-        return [], False
+            self._judged.refuse(refs[0].item, error, self.place)
+            return [], False
 
     def _left_out(self, item: ItemRef) -> bool:
         """Tell whether a verdict removes this draw; whatever was known of it ahead is forgotten."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,18 @@ class SequenceColumns(ABC):
         Raises:
             SourceUnavailable, SourceChanged, BadItem: As `IndexedSource.fetch`.
         """
+
+
+def tells_lengths(source: object, column: str | None) -> TypeGuard[SequenceColumns]:
+    """Tell whether a source has such a column, whose lengths may be the sizes of samples."""
+    if column is None or not isinstance(source, SequenceColumns):
+        return False
+    return source.sequence_dtype(column) is not None
+
+
+def why_no_length(column: str | None) -> str:
+    """Return why an item has no size, where `lengths` gives -1 for it."""
+    return f"its {column!r} is missing, or one of the numbers in it"
 
 
 class ColumnRows(ABC):
@@ -114,4 +126,12 @@ class ColumnCollator(ABC):
         """
 
 
-__all__ = ["ColumnCollator", "ColumnRows", "Indices", "SequenceColumns", "spread"]
+__all__ = [
+    "ColumnCollator",
+    "ColumnRows",
+    "Indices",
+    "SequenceColumns",
+    "spread",
+    "tells_lengths",
+    "why_no_length",
+]
