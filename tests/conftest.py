@@ -14,10 +14,10 @@ from typing import Any
 
 import hypothesis
 import pytest
-from forge import Forge
 
 from harness import ENVIRONMENT
 from penstock.server.files.catalog import VARIABLE
+from penstock.server.processes import start as processes
 
 pytest.register_assert_rewrite("penstock.server.testing.store")  # its asserts say what they found
 
@@ -89,7 +89,7 @@ def _watched(start: Callable[..., Any]) -> Callable[..., Any]:
 
 sys.addaudithook(_watch)
 # These let another process fork, or tell nobody.
-Forge.shared = _watched(Forge.shared)  # type: ignore[method-assign]
+processes._fork = _watched(processes._fork)
 multiprocessing.util.spawnv_passfds = _watched(multiprocessing.util.spawnv_passfds)  # type: ignore[attr-defined]
 
 

@@ -10,7 +10,16 @@ import numpy as np
 
 from penstock.client.bodies.buffers import Lease
 from penstock.client.bodies.landing import Landing
-from penstock.wire import frame
+from penstock.wire.frame import (
+    ChunkView,
+    Entries,
+    check_chunk,
+    check_crc,
+    complete,
+    extend_crc32c,
+    sent_bytes,
+    tensors_of,
+)
 from penstock.wire.v1 import feed_pb2
 from penstock.wire.value_types import NDArray
 
@@ -32,7 +41,7 @@ class Assembly:
     def __init__(
         self,
         header: feed_pb2.BatchHeader,
-        entries: frame.Entries,
+        entries: Entries,
         landing: Landing,
         *,
         is_wanted: bool,
@@ -40,7 +49,7 @@ class Assembly:
         self.header, self.entries = header, entries
         self._landing, self._is_wanted = landing, is_wanted
         self._is_packed = header.HasField("packed")
-        self._length = frame.sent_bytes(header)
+        self._length = sent_bytes(header)
         self._filled = self._crc = 0
         self._lease: Lease | None = None  # of the body
         self._sent: NDArray | None = None  # what has come, uint8: the body, or packed rows
@@ -63,20 +72,20 @@ class Assembly:
             # Of packed rows only the view is kept: the loan goes back with it.
             self._lease = None if self._is_packed else found
 
-    def add(self, chunk: frame.ChunkView) -> None:
+    def add(self, chunk: ChunkView) -> None:
         """Add the next part of its bytes.
 
         Raises:
             BadFrame: It is not the next part.
         """
         before = self._filled
-        self._filled = frame.check_chunk(self.header, chunk, before)
+        self._filled = check_chunk(self.header, chunk, before)
         if not self._is_wanted:
             return
         # An array over the message's bytes: slices of ndarrays copy at memory speed.
         data = np.frombuffer(chunk.data, np.uint8)
         # First the sum, while the message is in the cache: a copy pushes it out.
-        self._crc = frame.extend_crc32c(self._crc, data)
+        self._crc = extend_crc32c(self._crc, data)
         if self._is_packed and len(data) == self._length:
             self._sent = data  # completed from where it lies
             return
@@ -101,11 +110,11 @@ class Assembly:
             return None
         sent = self._room() if self._sent is None else self._sent
         self._sent = None
-        frame.check_crc(self.header, sent, self._crc)
+        check_crc(self.header, sent, self._crc)
         if self._is_packed:
             self._lease = self._landing.own(self.header.body_bytes)
-            tensors = frame.tensors_of(self.entries)
-            frame.complete(self.header.packed, tensors, sent, self._lease.array)
+            tensors = tensors_of(self.entries)
+            complete(self.header.packed, tensors, sent, self._lease.array)
             self.header.ClearField("packed")
         return self._lease
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from penstock.client.bodies.borrowing import Borrower
 from penstock.client.bodies.buffers import BodyAllocator, Lease
-from penstock.wire import LENT_BYTES, frame
+from penstock.wire import LENT_BYTES
 from penstock.wire.errors import BadFrame
+from penstock.wire.frame import crc32c, sent_bytes
 from penstock.wire.v1 import feed_pb2
 
 HELD_BATCHES = 4
@@ -71,10 +72,10 @@ class Landing:
         if not is_wanted:
             borrower.refuse(lent)
             return None, 0
-        lease = borrower.take(lent, frame.sent_bytes(header), self._pool.lease)
+        lease = borrower.take(lent, sent_bytes(header), self._pool.lease)
         self._lent_batches += 1
         is_checked = self._lent_batches % CHECKED_SHARE == 1
-        return lease, frame.crc32c(lease.array) if is_checked else header.crc32c
+        return lease, crc32c(lease.array) if is_checked else header.crc32c
 
     def settle(self, prefetch: int) -> None:
         """Give back what was lent and is not read any more."""

@@ -18,7 +18,6 @@ from penstock.client.calls.connection import Connection
 from penstock.client.calls.conversation import Conversation
 from penstock.client.calls.node_address import Address, address_of
 from penstock.client.calls.tls_trouble import trouble
-from penstock.wire import frame
 from penstock.wire.errors import (
     Internal,
     InvalidRequest,
@@ -28,6 +27,7 @@ from penstock.wire.errors import (
     TlsFailed,
     Unreachable,
 )
+from penstock.wire.frame import Reply, parse_replies
 from penstock.wire.memory_socket import memory_path
 from penstock.wire.sent_errors import ERROR_METADATA_KEY, decode_error
 from penstock.wire.transports import Endpoint, ReadCall, Transport, TransportOpener
@@ -123,10 +123,10 @@ class GrpcReadCall:
         self._call, self._error_of, self._on_end = call, error_of, on_end
         self._has_ended = False
 
-    def __iter__(self) -> Iterator[Sequence[frame.Reply]]:
+    def __iter__(self) -> Iterator[Sequence[Reply]]:
         return self
 
-    def __next__(self) -> Sequence[frame.Reply]:
+    def __next__(self) -> Sequence[Reply]:
         try:
             message = next(self._call)
         except grpc.RpcError as error:
@@ -135,7 +135,7 @@ class GrpcReadCall:
         except StopIteration:
             self._end()
             raise
-        return frame.parse_replies(message)
+        return parse_replies(message)
 
     def _end(self) -> None:
         if not self._has_ended:

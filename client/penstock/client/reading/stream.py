@@ -15,8 +15,8 @@ from penstock.client.calls.background_thread import log_in_background
 from penstock.client.reading.agreement import check_batch, check_end, check_opened
 from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.session.session import Session
-from penstock.wire import frame
 from penstock.wire.errors import BadFrame
+from penstock.wire.frame import Reply, check_header, check_sealed, sent_bytes
 from penstock.wire.order import Order
 from penstock.wire.transports import ReadCall
 from penstock.wire.v1 import feed_pb2
@@ -115,7 +115,7 @@ class OpenStream:
         """Whether the server knows of room for one more batch, as large as any so far."""
         return self.received_bytes + self._largest_bytes <= self._bytes_limit
 
-    def take_in(self, replies: Sequence[frame.Reply]) -> bool:
+    def take_in(self, replies: Sequence[Reply]) -> bool:
         """Take in what came in one message; tell whether it could have completed the reading.
 
         Raises:
@@ -133,7 +133,7 @@ class OpenStream:
             self._in_bundle = False
             self._slots.wake()
 
-    def _handle(self, reply: frame.Reply) -> bool:
+    def _handle(self, reply: Reply) -> bool:
         if reply.kind == "batch":
             return self._handle_batch(reply)
         message: Any = reply.message
@@ -171,14 +171,14 @@ class OpenStream:
         self._arrivals.end_at(message.steps * self._share.batches_per_step)
         self._slots.wake()
 
-    def _handle_batch(self, reply: frame.Reply) -> bool:
+    def _handle_batch(self, reply: Reply) -> bool:
         header, chunk = reply.header, reply.chunk
         if header is not None:
             assembly = self._begin(header)
             if reply.lent is not None:
                 assembly.take(reply.lent)
             else:
-                self.landing.note_sent(frame.sent_bytes(header), lends=self.lends)
+                self.landing.note_sent(sent_bytes(header), lends=self.lends)
             if chunk is None and assembly.is_whole:
                 return self._finish(assembly)
         if chunk is None:
@@ -193,8 +193,8 @@ class OpenStream:
         return found.is_whole and self._finish(found)
 
     def _begin(self, header: feed_pb2.BatchHeader) -> Assembly:
-        frame.check_sealed(header)
-        entries = frame.check_header(header, max_body_bytes=self._max_body_bytes)
+        check_sealed(header)
+        entries = check_header(header, max_body_bytes=self._max_body_bytes)
         check_batch(header, self._session, self.allowed, self._order)
         is_wanted = not self._arrivals.has(header.position)
         assembly = Assembly(header, entries, self.landing, is_wanted=is_wanted)

@@ -15,8 +15,8 @@ from penstock.client.device.driver import Driver
 from penstock.client.device.pinned import LEAST_BYTES, PinnedMemory
 from penstock.client.values.arrival import Arrival
 from penstock.client.values.value_decoder import ValueDecoder
-from penstock.wire import frame
 from penstock.wire.errors import CannotPin
+from penstock.wire.frame import Entries, TensorMaker, decode_entries, numpy_maker
 
 TRIED_BYTES = 4096
 """What is pinned to find out whether anything can be."""
@@ -85,7 +85,7 @@ class DeviceDecoder:
             self._note()
         return self
 
-    def begin(self, entries: frame.Entries, lease: Lease) -> BegunBatch:
+    def begin(self, entries: Entries, lease: Lease) -> BegunBatch:
         """Return the values of a batch; those whose place is the device are on their way there."""
         assert self._copier is not None, "not settled"
         with self.copying.going_on():
@@ -101,7 +101,7 @@ class DeviceDecoder:
 
         return BegunBatch(*self._copier.follow(copy, driver, arrive))
 
-    def _on_host(self, lease: Lease) -> frame.TensorMaker | None:
+    def _on_host(self, lease: Lease) -> TensorMaker | None:
         """Return what makes values on the host: the loop may write to them.
 
         Where the device reads the body itself they are copies: it may not have read it yet. They
@@ -113,7 +113,7 @@ class DeviceDecoder:
 
         def apart(dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> Any:
             own = body[start : start + nbytes].copy()
-            return (driver.host_values(own) or frame.numpy_maker(own))(dtype, shape, 0, nbytes)
+            return (driver.host_values(own) or numpy_maker(own))(dtype, shape, 0, nbytes)
 
         return apart
 
@@ -129,10 +129,10 @@ class DeviceDecoder:
 
 
 def decode_on_device(
-    entries: frame.Entries,
+    entries: Entries,
     body: NDArray[np.uint8],
-    on_device: frame.TensorMaker,
-    on_host: frame.TensorMaker | None,
+    on_device: TensorMaker,
+    on_host: TensorMaker | None,
 ) -> dict[str, Any]:
     """Return the values of a batch whose body is on a device, too.
 
@@ -146,13 +146,13 @@ def decode_on_device(
         place.start for entry in entries if entry.is_host for place in entry.tensors if place.nbytes
     }
     if not host:
-        return frame.decode_entries(entries, body, on_device)
-    here = on_host or frame.numpy_maker(body)
+        return decode_entries(entries, body, on_device)
+    here = on_host or numpy_maker(body)
 
     def place(dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> Any:
         return (here if nbytes and start in host else on_device)(dtype, shape, start, nbytes)
 
-    return frame.decode_entries(entries, body, place)
+    return decode_entries(entries, body, place)
 
 
 __all__ = ["DeviceDecoder", "decode_on_device"]

@@ -12,7 +12,7 @@ from penstock.client.device.torch_views import HostViews, TensorViews
 from penstock.client.values.arrival import Arrival
 from penstock.client.values.device_decoder import decode_on_device
 from penstock.client.values.value_decoder import ValueDecoder
-from penstock.wire import frame
+from penstock.wire.frame import Entries, decode_entries
 
 
 class TorchDecoder:
@@ -34,11 +34,11 @@ class TorchDecoder:
         """Return this decoder: torch finds the device by itself."""
         return self
 
-    def begin(self, entries: frame.Entries, lease: Lease) -> dict[str, Any]:
+    def begin(self, entries: Entries, lease: Lease) -> dict[str, Any]:
         """Return the tensors of a batch; those whose place is the device are there on return."""
         on_host = HostViews(lease.array)
         if self._device is None:
-            values = frame.decode_entries(entries, lease.array, on_host)
+            values = decode_entries(entries, lease.array, on_host)
         else:
             with self.copying.going_on():
                 body = torch.from_numpy(lease.array).to(self._device)

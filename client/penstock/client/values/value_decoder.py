@@ -9,7 +9,7 @@ import numpy as np
 from penstock.client.bodies.buffers import BodyMemory, Lease
 from penstock.client.bodies.stages import Stage
 from penstock.client.values.arrival import Arrival
-from penstock.wire import frame
+from penstock.wire.frame import Entries, decode_entries
 
 
 class ValueDecoder(Protocol):
@@ -40,7 +40,7 @@ class ValueDecoder(Protocol):
         """
         ...
 
-    def begin(self, entries: frame.Entries, lease: Lease) -> Any:
+    def begin(self, entries: Entries, lease: Lease) -> Any:
         """Return what `finish` takes: values that view the lease, or that a device is copying.
 
         What is to be done on arrival is done, or queued on the device.
@@ -75,9 +75,9 @@ class NumpyDecoder:
         """Return this decoder: arrays know no devices."""
         return self
 
-    def begin(self, entries: frame.Entries, lease: Lease) -> dict[str, Any]:
+    def begin(self, entries: Entries, lease: Lease) -> dict[str, Any]:
         """Return the values of one batch."""
-        values = frame.decode_entries(entries, lease.array)
+        values = decode_entries(entries, lease.array)
         return self._arrival.apply(
             values, entries, lambda array: array.astype(np.int64), on_device=False
         )

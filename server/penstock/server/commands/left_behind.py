@@ -9,7 +9,7 @@ from penstock.server.pipeline.items import Filtered, Outcome
 from penstock.server.pipeline.known_verdicts import Quarantined
 from penstock.server.pipeline.line import Computed
 from penstock.server.roles.collators import BUILTIN_COLLATORS
-from penstock.wire import frame
+from penstock.wire.frame import read_header
 
 READ = frozenset(
     ("input_ids", "labels", "loss_mask", "token_mask", "attention_mask", "pad_token_id")
@@ -35,7 +35,7 @@ def left_behind(job: Job, outcomes: Sequence[Outcome], batches: Sequence[Compute
         for sample in outcome
         for name in sample
     )
-    taken = {entry.name for batch in batches for entry in frame.read_header(batch.header).values}
+    taken = {entry.name for batch in batches for entry in read_header(batch.header).values}
     lost = [name for name in given if name not in taken | READ]
     if not lost:
         return []

@@ -38,8 +38,8 @@ from penstock.server.roles.reading import MOST_AMPLIFICATION
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.server.usercode.held_bytes import held_bytes
-from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError
+from penstock.wire.frame import read_header
 
 MAX_BATCHES, MAX_SECONDS = 64, 5.0
 """Enough batches for two digits; a job of slow batches is measured by fewer of them."""
@@ -398,7 +398,7 @@ def _count_batches(found: JobMeasures, batches: Sequence[Computed]) -> None:
     found.batches_run = len(batches)
     counts: Counter[str] = Counter()
     for batch in batches:
-        header = frame.read_header(batch.header)
+        header = read_header(batch.header)
         counts.update({count.name: count.value for count in header.counts})
     found.counts = dict(counts)
     if batches:

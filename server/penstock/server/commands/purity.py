@@ -46,7 +46,6 @@ from penstock.server.roles.role import Role, asked, failing
 from penstock.server.sources.meta import MetaSource
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.seeding import drawn_since, purpose_key, seeded_globals
-from penstock.wire import frame
 from penstock.wire.errors import (
     BadSnapshot,
     InvalidJob,
@@ -54,6 +53,7 @@ from penstock.wire.errors import (
     PastEnd,
     PenstockError,
 )
+from penstock.wire.frame import decode_values, read_header, with_position
 from penstock.wire.order import Order
 from penstock.wire.sent_errors import decode_error, encode_error
 
@@ -304,8 +304,8 @@ def _broken_promise(job: Job, role: Role, key: str) -> InvalidJob:
 
 def batch_facts(computed: Computed) -> Facts:
     """Return the digests of the values of one batch, and of its counts."""
-    header = frame.read_header(computed.header)
-    values = frame.decode_values(header, computed.body)
+    header = read_header(computed.header)
+    values = decode_values(header, computed.body)
     facts = {name: content_hash(value) for name, value in values.items()}
     facts["counts"] = content_hash({count.name: count.value for count in header.counts})
     facts["items"] = content_hash([[s.source, s.index, s.epoch] for s in header.samples])
@@ -338,7 +338,7 @@ def first_batches(line: Line, count: int) -> list[Computed]:
             break
         body = bytearray(made.nbytes)
         header = made.write(memoryview(body))
-        found.append(Computed(frame.with_position(header, order.position(line.lane, offset)), body))
+        found.append(Computed(with_position(header, order.position(line.lane, offset)), body))
     return found
 
 

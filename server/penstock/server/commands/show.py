@@ -26,9 +26,9 @@ from penstock.server.pipeline.line import (
     replay_cost,
 )
 from penstock.server.store.recorded import Recorded, version_warning
-from penstock.wire import frame
 from penstock.wire.describe import batch_record
 from penstock.wire.errors import PastEnd
+from penstock.wire.frame import decode_values, read_header
 from penstock.wire.item_numbers import number_text
 from penstock.wire.order import Cut, Share
 
@@ -212,15 +212,15 @@ class Replay:
 
 
 def _record(computed: Computed, batches_per_step: int) -> dict[str, Any]:
-    header = frame.read_header(computed.header)
+    header = read_header(computed.header)
     return batch_record(header, computed.body, header.position // batches_per_step)
 
 
 def _readable(job: Job, computed: Computed, batches_per_step: int, as_text: bool) -> str:
-    header, record = frame.read_header(computed.header), _record(computed, batches_per_step)
+    header, record = read_header(computed.header), _record(computed, batches_per_step)
     head = headline(record, padding=header.padding)
     if as_text:
-        values = frame.decode_values(header, computed.body)
+        values = decode_values(header, computed.body)
         # Whichever set has made it: no two have a source of one name.
         made_by = job.roles_of(header.samples[0].source) if header.samples else job.role_sets[0]
         decode = decoder(made_by)

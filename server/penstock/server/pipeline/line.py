@@ -14,8 +14,8 @@ from penstock.server.pipeline.maker import Maker
 from penstock.server.pipeline.planner import open_planner
 from penstock.server.pipeline.writing import MadeBatch
 from penstock.server.roles.base import Sample
-from penstock.wire import frame
 from penstock.wire.errors import BadSnapshot, LaneStarved, PastEnd, PositionFar
+from penstock.wire.frame import with_position
 from penstock.wire.numbering import Located
 
 logger = logging.getLogger("penstock")
@@ -275,7 +275,7 @@ def compute(
         raise only_padding(job, line.lane, offset)
     body = bytearray(made.nbytes)
     header = made.write(memoryview(body))
-    return Computed(frame.with_position(header, position), body)
+    return Computed(with_position(header, position), body)
 
 
 def check_reachable(job: Job, line: Line, offset: int) -> None:

@@ -16,7 +16,7 @@ from penstock.server.pipeline.joining import Joining
 from penstock.server.pipeline.standin import StandIns
 from penstock.server.pipeline.writing import MadeBatch
 from penstock.server.roles.base import Sample
-from penstock.wire import frame
+from penstock.wire.frame import BodyLayout
 
 
 class Maker:
@@ -128,7 +128,7 @@ class Maker:
     ) -> MadeBatch:
         values = self.job.labelled(values, plan.role_set)
         self.items.progress("encode", None)
-        layout = frame.BodyLayout(values, host=self._host[plan.role_set])
+        layout = BodyLayout(values, host=self._host[plan.role_set])
         return MadeBatch(self.job.log_id, plan, layout, *told, padding, emptied, epoch, decided)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.server.core.refs import BatchPlan
-from penstock.wire import frame
+from penstock.wire.frame import BodyLayout, write_body, write_header
 
 
 class MadeBatch:
@@ -26,7 +26,7 @@ class MadeBatch:
         self,
         log_id: bytes,
         plan: BatchPlan,
-        layout: frame.BodyLayout,
+        layout: BodyLayout,
         counts: Mapping[str, int],
         accounting: Mapping[str, int],
         exits: Mapping[str, int],
@@ -43,13 +43,13 @@ class MadeBatch:
 
     def write(self, out: memoryview) -> bytes:
         """Write the body to exactly `nbytes` bytes and return the header, without its position."""
-        crc = frame.write_body(self._layout, out)
+        crc = write_body(self._layout, out)
         samples = [
             (row, *ref.item, ref.part, ref.span)
             for row, refs in enumerate(self._plan.rows)
             for ref in refs
         ]
-        return frame.write_header(
+        return write_header(
             self._layout,
             self._log_id,
             self._plan.lane,

@@ -15,7 +15,8 @@ from penstock.server.rpc.edge import Edge
 from penstock.server.rpc.gathering import Parcel, gathers_until
 from penstock.server.rpc.opening import OpenedRead, draining, ended
 from penstock.server.rpc.streams import OpenRead
-from penstock.wire import LENT_BYTES, frame
+from penstock.wire import LENT_BYTES
+from penstock.wire.frame import batch_messages, bundle, with_position, without_samples
 from penstock.wire.plain import clean_text
 from penstock.wire.v1 import feed_pb2
 
@@ -131,7 +132,7 @@ class Sender:
                 await self._gather(parcel)
             batches = [
                 (
-                    frame.with_position(self._header(entry), entry.key.position),
+                    with_position(self._header(entry), entry.key.position),
                     entry.key.lane,
                     entry.key.offset,
                     lent or entry.body,
@@ -140,10 +141,10 @@ class Sender:
             ]
             if len(batches) > 1:
                 stream.note_bundle(parcel.sent_bytes)
-                await stream.unsent.write(call, frame.bundle(batches))
+                await stream.unsent.write(call, bundle(batches))
             else:
                 chunk = stream.chunk_bytes(len(batches[0][0]), entry.nbytes)
-                for message in frame.batch_messages(*batches[0], chunk_bytes=chunk):
+                for message in batch_messages(*batches[0], chunk_bytes=chunk):
                     await stream.unsent.write(call, message)
                     del message  # the next one then lies where the cache is warm
         finally:
@@ -163,7 +164,7 @@ class Sender:
     def _header(self, entry: WantedBatch) -> bytes:
         """Return what is said of a batch: to whom may not see it, not which items are in it."""
         caller = self._stream.caller
-        return entry.header if caller.reads_text else frame.without_samples(entry.header)
+        return entry.header if caller.reads_text else without_samples(entry.header)
 
     def _lend(self, entry: WantedBatch) -> feed_pb2.Lent | None:
         """Lend a batch to a consumer on this host; None = send it."""

@@ -8,8 +8,8 @@ from typing import Any
 from penstock.common.batch_text import Decode, documents, ids_text, summary
 from penstock.server.job.job import Job
 from penstock.server.node.demand.wanted import WantedBatch
-from penstock.wire import frame
 from penstock.wire.errors import PenstockError
+from penstock.wire.frame import decode_values, read_header
 
 MOST_BYTES = 16 << 20
 """Larger batches are not copied for people: the node's loop would wait for it."""
@@ -53,8 +53,8 @@ def shown(copied: Copied, decode: Decode | None) -> dict[str, Any]:
         `documents` with `row`, `number` (0 = padding), `tokens` and `text`; for a batch without
         token ids `values` instead, a line for each.
     """
-    header = frame.read_header(copied.header)
-    values = frame.decode_values(header, copied.body)
+    header = read_header(copied.header)
+    values = decode_values(header, copied.body)
     found = documents(values)
     batch: dict[str, Any] = {
         "position": copied.position,
