@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HOME = Path(__file__).parents[2]
-ROOMS = {"proto": "wire", "server": "server", "client": "client"}
+ROOMS = {"proto": ["common", "wire"], "server": ["server"], "client": ["client"]}
 PAGES = sorted(
     [*HOME.glob("*.md"), *(HOME / "docs").rglob("*.md"), *(HOME / "deploy").rglob("*.md")]
 )
@@ -40,17 +40,17 @@ def test_no_init_file_closes_the_namespace(room: str) -> None:
     assert not (HOME / room / "penstock" / "__init__.py").exists()
 
 
-@pytest.mark.parametrize(("room", "package"), ROOMS.items())
-def test_a_room_holds_its_package_alone(room: str, package: str) -> None:
+@pytest.mark.parametrize(("room", "packages"), ROOMS.items())
+def test_a_room_holds_its_packages_alone(room: str, packages: list[str]) -> None:
     """A stray module there would be a global one in editable installs."""
     assert [path.name for path in visible(HOME / room)] == ["penstock"]
-    assert [path.name for path in visible(HOME / room / "penstock")] == [package]
+    assert [path.name for path in visible(HOME / room / "penstock")] == packages
 
 
-@pytest.mark.parametrize(("room", "package"), ROOMS.items())
-def test_a_package_is_typed(room: str, package: str) -> None:
+@pytest.mark.parametrize(("room", "packages"), ROOMS.items())
+def test_a_package_is_typed(room: str, packages: list[str]) -> None:
     """Type checkers of users look for the marker."""
-    assert (HOME / room / "penstock" / package / "py.typed").is_file()
+    assert all((HOME / room / "penstock" / package / "py.typed").is_file() for package in packages)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(HOME).as_posix())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
-from penstock.server.node.demand.peers import Peer
+from penstock.server.node.demand.peers import Peers
 from penstock.server.node.demand.stream_demand import StreamDemand
 from penstock.server.rpc.call import ConsumerCall
 from penstock.server.rpc.streams import OpenRead
@@ -19,8 +20,9 @@ MB = 1_000_000
 
 def stream(unsent: Unsent | None = None) -> OpenRead:
     """Return a stream that has sent nothing."""
-    nothing = cast(Any, None)  # a reader that takes nothing asks nothing of its log and its job
-    reader = StreamDemand(nothing, Share(1, 0, 1), None, 0, None, lambda: None, nothing, Peer())
+    # A reader that takes nothing asks nothing else of its log.
+    log = cast(Any, SimpleNamespace(job=None, peers=Peers(), readers=set()))
+    reader = StreamDemand(log, Share(1, 0, 1), None, 0, None, lambda: None)
     return OpenRead(feed_pb2.Open(), reader, asyncio.Event(), unsent=unsent)
 
 

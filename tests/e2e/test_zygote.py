@@ -26,7 +26,7 @@ from penstock.server.processes.start import Process, program_environment, start
 from penstock.server.store.in_memory import MemoryStore
 from penstock.wire.errors import Internal
 
-TASK = "unit.zygote_task"
+TASK = "e2e.zygote_task"
 DEADLINE_S = 60.0
 
 
@@ -187,7 +187,7 @@ from penstock.server.processes.start import start
 
 kept = []
 while True:
-    kept.append(start("unit.zygote_task"))
+    kept.append(start("e2e.zygote_task"))
     print(kept[-1].process.pid, flush=True)
 """
 
