@@ -15,7 +15,7 @@ import pytest
 
 from harness import Rank, Server, call_command, run_command, serving, write_job_file
 from invariants import eventually
-from penstock.client.calls.control import Control
+from penstock.client.calls.control import Control, Member
 from penstock.client.calls.grpc_transport import open_transport
 from penstock.server.metrics.scraped import SLOWEST_RANKS
 from penstock.server.store.database import BUSY_TIMEOUT_S
@@ -71,17 +71,18 @@ def test_a_busy_store_is_named_and_not_taken_for_a_missing_node(tmp_path: Path) 
         contextlib.closing(open_transport(server.address)) as transport,
     ):
         control = Control(transport, "simple", server.address, BUSY_TIMEOUT_S + 1)
-        control.begin("g", "t", 0, 1, batches_per_step=None, start_step=None, store="")
+        member = Member("g", "t", 0, 1)
+        control.begin(member, batches_per_step=None, start_step=None, store="")
         other = sqlite3.connect(tmp_path / "p.db", isolation_level=None)
         assert scrape(server)[failures] == 0
         other.execute("BEGIN IMMEDIATE")
 
         with pytest.raises(StoreUnavailable, match="database is locked"):
-            control.commit("g", "t", 1, 0, 3, all_rows=True)
+            control.commit(member, 1, 3, all_rows=True)
         other.close()
 
         assert scrape(server)[failures] >= 1
-        assert control.commit("g", "t", 1, 0, 3, all_rows=True).cursor == 3
+        assert control.commit(member, 1, 3, all_rows=True).cursor == 3
 
 
 def penstock(server: Server, command: str, *arguments: str) -> str:
