@@ -436,13 +436,13 @@ def kill_process(pid: int) -> bool:
     return True
 
 
-def children(pid: int) -> list[int]:
-    """Return the process ids of a process's children, but for its zygote."""
+def children(pid: int, *, zygotes: bool = False) -> list[int]:
+    """Return the process ids of a process's children but for its zygote, or of that alone."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
             found += map(int, (task / "children").read_text().split())
-    return [child for child in found if b"penstock.server.processes.zygote" not in _command(child)]
+    return [child for child in found if (b".processes.zygote" in _command(child)) == zygotes]
 
 
 def _command(pid: int) -> bytes:

@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
-from harness import Server, children
+from harness import ENVIRONMENT, Server, children, write_job_file
 from invariants import eventually
 
 SLOW_TO_LOAD = """
 import sys
 import time
 
-from penstock.server.job.job import Job
-from penstock.server.sources import ItemsSource
-
-if sys.argv[0].endswith("worker_main.py"):
+if "penstock.server.processes.zygote" in sys.orig_argv:
     time.sleep(600)
-jobs = {"slow": Job(ItemsSource([1, 2, 3]), batch_size=1, lanes=1)}
 """
 
 
 def test_a_node_that_is_still_starting_ends_at_the_first_signal(tmp_path: Path) -> None:
-    """Its workers load for minutes: Ctrl-C is not kept waiting for that."""
-    file = tmp_path / "jobs.py"
-    file.write_text(SLOW_TO_LOAD)
+    """What workers are forked from loads for minutes: Ctrl-C is not kept waiting for that."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_TO_LOAD)
+    job = {"source": {"type": "items", "items": [1, 2, 3]}, "batch_size": 1, "lanes": 1}
     server = Server(
-        f"{file}:jobs", "--listen", f"unix:{tmp_path}/n.sock", "--workers", "2", "--metrics", "off"
+        write_job_file(tmp_path / "jobs.yaml", {"slow": job}, workers=2),
+        environment={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"},
     )
     try:
         server.start(wait=False)
-        eventually(
-            lambda: len(children(server.process.pid)) == 2, 60, "the workers have been started"
-        )
-        workers = children(server.process.pid)
-        # The store is opened once signals are handled; workers are started before that.
+        # Signals are handled before the store is opened.
         eventually((tmp_path / "penstock.db").exists, 60, "the store has been opened")
+        [zygote] = children(server.process.pid, zygotes=True)
         server.process.send_signal(signal.SIGINT)
 
         assert server.wait_end() == 0
-        assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+        assert not Path(f"/proc/{zygote}").exists()
     finally:
         server.close()

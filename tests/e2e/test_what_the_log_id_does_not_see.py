@@ -13,8 +13,6 @@ import pytest
 
 from harness import Server, run_command, serving, write_job_file
 from penstock.client import Loader
-from penstock.client.calls.control import Control, Member
-from penstock.client.calls.grpc_transport import open_transport
 from penstock.server.jobs.load import load
 from penstock.server.store import SqliteStore
 from penstock.server.usercode import libraries

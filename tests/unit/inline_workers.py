@@ -65,6 +65,10 @@ class InlineWorker(WorkerProcess):
 
     end: type[MemoryPort] = Agreeing
 
+    @staticmethod
+    async def prepare() -> None:
+        """There is no process."""
+
     def _launch(self) -> Started:
         fd = os.memfd_create("page")
         os.ftruncate(fd, PAGE_BYTES)

@@ -60,7 +60,7 @@ def serve(
     # Here and not above: the other commands need none of it, and start faster without. First what
     # workers are forked from, which follows this process's log: it imports while this process does.
     from penstock.server.logs.captured import decide
-    from penstock.server.processes.start import COUNT, WORKER, preload
+    from penstock.server.processes.start import COUNT, WORKER, kill_zygote, preload
 
     decide(config.server.log_format, config.server.log_level)
     # Before gRPC is imported, which reads these once, and before what forks workers is started,
@@ -73,14 +73,17 @@ def serve(
         choose_ciphers(config.server.tls)
     with contextlib.suppress(OSError):  # the node tries again, and says what the system said
         preload(WORKER, COUNT)
-    from penstock.server.logs.handlers import configure
+    try:
+        from penstock.server.logs.handlers import configure
 
-    configure(config.server.log_format, config.server.log_level)
-    from penstock.server.app import run
-    from penstock.server.process.users import Lockers
+        configure(config.server.log_format, config.server.log_level)
+        from penstock.server.app import run
+        from penstock.server.process.users import Lockers
 
-    users = None if exit_when_unused is None else Lockers(exit_when_unused)
-    return run(config, users=users)
+        users = None if exit_when_unused is None else Lockers(exit_when_unused)
+        return run(config, users=users)
+    finally:
+        kill_zygote()  # it may still do its imports, and look at nothing else
 
 
 __all__ = ["serve"]

@@ -57,6 +57,9 @@ COMMON = ("penstock.server.jobs.definition",)
 PADDING = " " * 64
 """An argument of the zygote, which leaves room for what its children are called."""
 
+LOADED = b"loaded"
+"""What asks the zygote whether it has done its imports."""
+
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 
@@ -197,6 +200,27 @@ def preload(*modules: str) -> None:
         _current()
 
 
+def await_zygote() -> None:
+    """Wait until the zygote has done its imports, so that it forks at once; in a thread.
+
+    Raises:
+        OSError: There is none, for the reason that the system gives.
+    """
+    with _asking:
+        zygote = _current()
+        try:
+            zygote.ask(LOADED, ())
+        except ConnectionError:
+            zygote.await_end()
+            raise
+
+
+def kill_zygote() -> None:
+    """End the zygote, and with that what waits for it."""
+    for zygote in _zygotes:
+        zygote.kill()
+
+
 def program_environment() -> dict[str, str]:
     """Return the environment that a process is started in now."""
     return preloaded(worker_environment({**os.environ, **cache_variable(), **for_children()}))
@@ -231,8 +255,8 @@ class _Zygote:
         """Return how it has ended; None = it has not."""
         return self._process.poll()
 
-    def fork(self, request: bytes, fds: Sequence[int]) -> StartedChild:
-        """Return a new child of this process.
+    def ask(self, request: bytes, fds: Sequence[int]) -> int:
+        """Return the answer to a request: the process id of a new child, where it is for one.
 
         Raises:
             OSError: There is none, for the reason that the system gives.
@@ -252,10 +276,15 @@ class _Zygote:
             raise ConnectionResetError("the process that forks others has ended")
         if (pid := int(answer)) < 0:
             raise OSError(-pid, os.strerror(-pid))
-        return StartedChild(pid)
+        return pid
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+        self._process.wait()
 
     def await_end(self) -> None:
-        """Wait until it has ended, which it was about to do."""
+        """Wait until it has ended: its socket closes a moment before."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
         self._process.kill()
@@ -284,10 +313,10 @@ def _fork(module: str, request: bytes, fds: Sequence[int]) -> StartedChild:
         OSError: There is none.
     """
     try:
-        return _current(module).fork(request, fds)
+        return StartedChild(_current(module).ask(request, fds))
     except ConnectionError:
-        _zygotes[0].await_end()  # its socket closes a moment before
-    return _current(module).fork(request, fds)
+        _zygotes[0].await_end()
+    return StartedChild(_current(module).ask(request, fds))
 
 
 def _current(module: str = "") -> _Zygote:
@@ -348,4 +377,14 @@ def _prctl(option: int, value: Any) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-__all__ = ["COUNT", "WORKER", "Process", "StartedChild", "preload", "program_environment", "start"]
+__all__ = [
+    "COUNT",
+    "WORKER",
+    "Process",
+    "StartedChild",
+    "await_zygote",
+    "kill_zygote",
+    "preload",
+    "program_environment",
+    "start",
+]

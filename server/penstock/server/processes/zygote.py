@@ -32,6 +32,9 @@ from penstock.server.process.garbage import collect_as_usual, collect_seldom
 from penstock.server.processes import child
 from penstock.server.processes.page import Page
 
+LOADED = b"loaded"
+"""A request without a fork: it is answered once the imports are done."""
+
 MAX_REQUEST_BYTES, MAX_FDS = 1 << 16, 8
 
 _PR_SET_NAME = 15
@@ -79,6 +82,10 @@ def _fork_on_request(asking: socket.socket, parent: int) -> _Request | None:
         data, fds = _receive(asking)
         if not data:
             return None
+        if data == LOADED:
+            with contextlib.suppress(OSError):
+                asking.send(b"0")
+            continue
         ours, theirs = socket.socketpair()
         try:
             if (between := os.fork()) == 0:

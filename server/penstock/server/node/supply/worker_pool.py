@@ -142,6 +142,7 @@ class WorkerPool:
         """
         try:
             for worker in self.workers:
+                await worker.prepare()
                 worker.start(self._life.loop)
         except OSError as error:  # memory, processes or file descriptors are short
             raise Internal(f"a worker cannot be started: {error}") from error

@@ -30,6 +30,7 @@ from penstock.server.node.protocol.messages import (
 )
 from penstock.server.node.supply.program import Started, start_program, status_words
 from penstock.server.processes.page import Note
+from penstock.server.processes.start import await_zygote, kill_zygote
 from penstock.server.usercode.frames import error_line
 
 logger = structlog.get_logger("penstock.worker")
@@ -110,6 +111,22 @@ class WorkerProcess:
     held_up_s: float = 0.0
     _held: Counter[Log] = field(default_factory=Counter)  # of its tickets
     _answered_s: float = 0.0
+
+    @staticmethod
+    async def prepare() -> None:
+        """Wait until processes start at once: what forks them may still do its imports.
+
+        Raises:
+            OSError: None can be started.
+        """
+        waiting = asyncio.ensure_future(asyncio.to_thread(await_zygote))
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            kill_zygote()
+            await asyncio.wait({waiting})
+            waiting.exception()  # it was not waited for any more
+            raise
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the process; `on_message` tells when it is ready.
