@@ -12,7 +12,7 @@ from penstock.server.sources.blocked import FileBlock, FileIndex, cut
 from penstock.server.sources.cache import BlockRows, EachRow
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
-from penstock.server.sources.json_values import JsonFiles
+from penstock.server.sources.json_values import JsonFiles, json_value
 from penstock.server.sources.requirements import invalid_files
 from penstock.wire.errors import InvalidJob
 
@@ -132,11 +132,12 @@ class JsonSource(JsonFiles):
         commas, end = top_level(data)
         stops = commas if end is None else np.append(commas, end)
         starts = np.concatenate([[0], stops[:-1] + 1])
+        names = self.names  # what is kept in memory does not keep its source alive
 
         def item(row: int) -> Any:
             start, stop = int(starts[row]), int(stops[row])
             what = f"element {block.first + row}, at byte {block.start + start},"
-            return self.value(block, what, data[start:stop])
+            return json_value(block, what, data[start:stop], names)
 
         return EachRow(item)
 

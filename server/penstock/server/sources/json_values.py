@@ -37,34 +37,36 @@ class JsonFiles(BlockedFiles):
         """Return the columns that were asked for; None = whatever the values have."""
         return None if self.names is None else dict.fromkeys(self.names, "")
 
-    def value(self, block: FileBlock, what: str, text: bytes) -> Any:
-        """Return a value.
 
-        Args:
-            block: The block that it is in.
-            what: Which line or element of the file it is, for messages.
-            text: The JSON.
+def json_value(block: FileBlock, what: str, text: bytes, names: Sequence[str] | None) -> Any:
+    """Return a value.
 
-        Raises:
-            BadItem: It is not JSON, or has no keys.
-        """
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise block.bad(
-                what,
-                f"is not JSON ({error})",
-                "correct it or take it out, or let on_item_error: quarantine skip it",
-            ) from None
-        if self.names is None:
-            return value
-        if not isinstance(value, dict):
-            raise block.bad(
-                what,
-                f"is a value of type {type(value).__name__}, which has no keys",
-                "take it out, or leave columns out",
-            )
-        return {name: value.get(name) for name in self.names}
+    Args:
+        block: The block that it is in.
+        what: Which line or element of the file it is, for messages.
+        text: The JSON.
+        names: The keys to keep; None = the value as it is.
+
+    Raises:
+        BadItem: It is not JSON, or has no keys.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise block.bad(
+            what,
+            f"is not JSON ({error})",
+            "correct it or take it out, or let on_item_error: quarantine skip it",
+        ) from None
+    if names is None:
+        return value
+    if not isinstance(value, dict):
+        raise block.bad(
+            what,
+            f"is a value of type {type(value).__name__}, which has no keys",
+            "take it out, or leave columns out",
+        )
+    return {name: value.get(name) for name in names}
 
 
-__all__ = ["JsonFiles"]
+__all__ = ["JsonFiles", "json_value"]

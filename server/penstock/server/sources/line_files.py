@@ -16,7 +16,7 @@ from penstock.server.sources.cache import BlockRows, EachRow
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
-from penstock.server.sources.json_values import JsonFiles
+from penstock.server.sources.json_values import JsonFiles, json_value
 from penstock.wire.errors import InvalidJob
 
 _BLANK = frozenset(b" \t\r\v\f")
@@ -134,9 +134,12 @@ class JsonlSource(LineFiles, JsonFiles):
         lines = lines_of(data)
         rows = np.flatnonzero(~blank_lines(data, lines))
 
+        names = self.names  # what is kept in memory does not keep its source alive
+
         def item(row: int) -> Any:
             line = int(rows[row])
-            return self.value(block, f"line {block.first + line}", lines.text(data, line, line))
+            text = lines.text(data, line, line)
+            return json_value(block, f"line {block.first + line}", text, names)
 
         return EachRow(item)
 

@@ -159,13 +159,14 @@ class WebdatasetSource(BlockedFiles):
         found = list(samples(_members(io.BytesIO(data))))
         if len(found) != block.items:
             raise ValueError(f"{len(found)} samples where there were {block.items}")
+        decoders = _DECODERS if self.decode else {}  # and not `self`: memory would keep the source
 
         def item(row: int) -> dict[str, Any]:
             members = found[row]
             made: dict[str, Any] = {"__key__": members[0].key, "__url__": block.file.name}
             for member in members:
                 value = data[member.data : member.stop]
-                decode = _DECODERS.get(member.ending.rpartition(".")[2]) if self.decode else None
+                decode = decoders.get(member.ending.rpartition(".")[2])
                 try:
                     made[member.ending] = value if decode is None else decode(value)
                 except _UNDECODABLE as error:
