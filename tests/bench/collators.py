@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from packing import document_tokens
-from support import Rounds, corpus, interleaved, median, spread, table
+from support import around, compare, corpus, interleaved, middle, ranged
 
 from penstock.client import masks, packed
 from penstock.client.bodies.buffers import BufferPool, Lease
@@ -116,21 +116,16 @@ def run() -> None:
         flash.collate_columns, [Columns(rows) for rows in full], [*map(_tokens, full)]
     )
     results = interleaved({name: partial(_once, way) for name, way in ways.items()})
-    table(
+    compare(
         f"Collators: batches of {ROWS} x {WIDTH:,}, CPU time of making the values, of decoding "
         "them as tensors on arrival, and bytes of the body; medians and ranges",
-        ("collator", "us a batch", "ns a token", "us on arrival", "bytes a token", "padding"),
-        [
-            (
-                name,
-                f"{median(found, 'us'):,.0f} ({spread(found, 'us', ',.0f')})",
-                f"{median(found, 'ns_a_token'):.1f}",
-                f"{median(found, 'arrival_us'):,.0f}",
-                f"{median(found, 'bytes_a_token'):.1f}",
-                f"{median(found, 'padding'):.3f}",
-            )
-            for name, found in results.items()
-        ],
+        "collator",
+        results,
+        around("us a batch", "us", ",.0f"),
+        middle("ns a token", "ns_a_token", ".1f"),
+        middle("us on arrival", "arrival_us", ",.0f"),
+        middle("bytes a token", "bytes_a_token", ".1f"),
+        middle("padding", "padding", ".3f"),
     )
     _on_arrival(full)
 
@@ -260,11 +255,12 @@ def _on_arrival(full: Sequence[Samples]) -> None:
         "block_causal, of one row": (masks.block_causal, [one[:1] for one in numbers[:2]]),
     }
     results = interleaved({name: partial(_made, *way) for name, way in ways.items()})
-    table(
+    compare(
         f"What a trainer makes of a batch of {ROWS} x {WIDTH:,} that has come, on one core of the "
         "host: CPU time, medians and ranges",
-        ("call", "us a batch", "range"),
-        [(name, *_timed(found)) for name, found in results.items()],
+        "call",
+        results,
+        ranged("us a batch", "us", ",.0f"),
     )
 
 
@@ -277,10 +273,6 @@ def _made(call: Callable[[Any], Any], batches: Sequence[Any]) -> dict[str, float
     for batch in batches:
         call(batch)
     return {"us": 1e6 * (time.process_time() - began) / len(batches)}
-
-
-def _timed(rounds: Rounds) -> tuple[str, str]:
-    return f"{median(rounds, 'us'):,.0f}", spread(rounds, "us", ",.0f")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from packing import document_tokens
-from support import corpus, interleaved, median, spread, table
+from support import Column, around, compare, corpus, interleaved, middle, table
 
 from penstock.server.roles import (
     DataDistributor,
@@ -190,21 +190,16 @@ def _costs() -> None:
     ways = _ways()
     bound = {name: way.bound() for name, way in ways.items()}
     results = interleaved({name: partial(_cost, found) for name, found in bound.items()})
-    table(
+    compare(
         "A draw of a lane, of 10^9 items, CPU time, medians and ranges; what reaching draw 10^6 "
         "costs by its number, and going on from a snapshot; memory of one job with one lane",
-        ("distributor", "us a draw", "by number, us", "snapshot, us", "bytes", "KiB"),
-        [
-            (
-                name,
-                f"{median(rounds, 'us'):.1f} ({spread(rounds, 'us', '.1f')})",
-                f"{median(rounds, 'seek_us'):.0f}" if "seek_us" in rounds[0] else "-",
-                f"{median(rounds, 'restore_us'):.0f}",
-                f"{median(rounds, 'state_bytes'):.0f}",
-                f"{_peak_kib(ways[name]):,.0f}",
-            )
-            for name, rounds in results.items()
-        ],
+        "distributor",
+        results,
+        around("us a draw", "us", ".1f"),
+        middle("by number, us", "seek_us", ".0f"),
+        middle("snapshot, us", "restore_us", ".0f"),
+        middle("bytes", "state_bytes", ".0f"),
+        Column(("KiB",), lambda _, way: [f"{_peak_kib(ways[way]):,.0f}"]),
     )
 
 

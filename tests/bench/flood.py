@@ -21,7 +21,17 @@ from typing import Any
 
 import grpc
 from clock import own_cpu_s
-from support import ROUNDS, in_child, interleaved, median, serving, spread, table, write_job
+from support import (
+    ROUNDS,
+    Column,
+    compare,
+    in_child,
+    interleaved,
+    middle,
+    serving,
+    spread,
+    write_job,
+)
 
 from penstock.wire import MAX_MESSAGE_BYTES, PROTOCOL
 from penstock.wire.v1 import feed_pb2, feed_pb2_grpc
@@ -55,19 +65,21 @@ def other(raw):
 def run() -> None:
     """Print the table."""
     ways = {str(streams): partial(_round, streams) for streams in STREAMS}
-    rows = []
-    for way, rounds in interleaved(ways).items():
-        rates = [f"{median(rounds, key):,.0f}" for key in ("before", "during", "after")]
-        memory = [f"{median(rounds, f'mb_{key}'):,.0f}" for key in ("before", "during", "after")]
-        during = spread(rounds, "during", ",.0f")
-        cpu = f"{median(rounds, 'cpu_us'):,.0f}"
-        rows.append((way, *rates, during, cpu, *memory, f"{median(rounds, 'opened_s'):.1f}"))
-    table(
+    compare(
         f"A reader beside streams that read nothing: its batches/s before, with them, and after; "
         f"CPU us of the server process for each batch; its own memory in MB; and how long the "
         f"streams took to open; median of {ROUNDS} rounds",
-        ("streams", "before", "with", "after", "range", "us", "MB", "with", "after", "opened s"),
-        rows,
+        "streams",
+        interleaved(ways),
+        middle("before", "before", ",.0f"),
+        middle("with", "during", ",.0f"),
+        middle("after", "after", ",.0f"),
+        Column(("range",), lambda found, way: [spread(found[way], "during", ",.0f")]),
+        middle("us", "cpu_us", ",.0f"),
+        middle("MB", "mb_before", ",.0f"),
+        middle("with", "mb_during", ",.0f"),
+        middle("after", "mb_after", ",.0f"),
+        middle("opened s", "opened_s", ".1f"),
     )
 
 

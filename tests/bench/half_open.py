@@ -14,7 +14,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from support import HERE, ROUNDS, interleaved, median, serving, spread, table, write_job
+from support import HERE, ROUNDS, Column, compare, interleaved, middle, serving, spread, write_job
 
 from penstock.client import Loader, Tls
 
@@ -35,20 +35,18 @@ def run() -> None:
         for port in ("plain", "TLS")
         for opening in OPENINGS
     }
-    rows = []
     with room_for(COUNT):
-        for way, rounds in interleaved(ways).items():
-            figures = [
-                f"{median(rounds, key):,.0f}"
-                for key in ("before", "during", "files", "mb_before", "mb_most", "mb_after")
-            ]
-            rows.append((way, *figures, spread(rounds, "closed_s", ".1f")))
-    table(
+        results = interleaved(ways)
+    titles = ("before", "with", "files", "MB", "most", "after")
+    keys = ("before", "during", "files", "mb_before", "mb_most", "mb_after")
+    compare(
         f"{COUNT:,} connections that say this and no more: a reader's batches/s before and with "
         f"them, files and MB of the server process, and after how many seconds all were closed; "
         f"median of {ROUNDS} rounds",
-        ("port, say", "before", "with", "files", "MB", "most", "after", "closed s"),
-        rows,
+        "port, say",
+        results,
+        *(middle(title, key, ",.0f") for title, key in zip(titles, keys, strict=True)),
+        Column(("closed s",), lambda found, way: [spread(found[way], "closed_s", ".1f")]),
     )
 
 
