@@ -89,6 +89,10 @@ class ColumnRows(ABC):
     def write(self, column: str, row: int, out: npt.NDArray[Any]) -> None:
         """Write the samples of a row one after another into `out`, which has just that size."""
 
+    def documents(self) -> Sequence[Indices]:
+        """Return the lengths of the samples of each row that have any numbers."""
+        return [row[row > 0] for row in self.lengths]
+
     def write_apart(self, column: str, row: int, outs: Iterator[npt.NDArray[Any]]) -> None:
         """Write each sample of a row that has any numbers to a place of its own, the next one."""
         whole = np.empty(int(self.lengths[row].sum()), self.dtypes[column])

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from penstock.server.roles.collators.sample_arrays import IGNORE_INDEX, Array
 from penstock.server.roles.collators.segments import Document, Segments
-from penstock.server.roles.number_columns import ColumnRows, spread
+from penstock.server.roles.number_columns import ColumnRows, Indices, spread
 from penstock.wire.packed_rows import PackedRows, Rule
 
 HIDDEN = "attention_mask"
@@ -41,6 +41,10 @@ class DocumentRows(ColumnRows):
             if seen is not None:
                 self.dtypes[HIDDEN] = np.dtype(bool)
 
+    def documents(self) -> Sequence[Indices]:
+        """Return the lengths of all: none is empty."""
+        return self.lengths
+
     def write(self, column: str, row: int, out: npt.NDArray[Any]) -> None:
         """Write the documents of a row one after another into `out`, which has just that size."""
         end = 0
@@ -61,7 +65,12 @@ def rows_of(padding: int, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array
 
 
 def copy_rows(
-    rows: ColumnRows, segments: Segments, ids: Array, *, shifted: bool, has_gaps: bool
+    rows: ColumnRows,
+    segments: Segments,
+    ids: Array,
+    ends: Sequence[int] | None,
+    *,
+    shifted: bool,
 ) -> tuple[Array | None, Array | None]:
     """Write the tokens of documents; return labels and numbers of documents, both (B, T).
 
@@ -71,31 +80,29 @@ def copy_rows(
         rows: The documents.
         segments: Where they lie.
         ids: (B, T), of padding.
+        ends: The tokens of each row, one after another; None = there is padding between documents.
         shifted: The label of a token is the token that follows it.
-        has_gaps: There may be padding between documents.
     """
     labels = seen = None
     if HIDDEN in rows.dtypes:
         seen = np.ones(ids.shape, bool)
     if seen is not None or "labels" in rows.dtypes:
         labels = np.full(ids.shape, IGNORE_INDEX, np.int64)
-    ends = [int(lengths.sum()) for lengths in rows.lengths]
-    if has_gaps:
+    if ends is None:
         every = zip(segments.starts.tolist(), segments.lengths.tolist(), strict=True)
         places = [(start, start + tokens) for start, tokens in every if tokens]
     else:
         firsts = range(0, ids.size, ids.shape[1])
         places = [(first, first + end) for first, end in zip(firsts, ends, strict=False) if end]
     to_ids, to_labels, to_seen = (_views(array, places) for array in (ids, labels, seen))
-    for number, end in enumerate(ends):
-        if not end:
-            continue
-        if has_gaps:
+    for number, lengths in enumerate(rows.lengths):
+        if ends is None:
             rows.write_apart("input_ids", number, to_ids)
-        else:
+        elif ends[number]:
             rows.write("input_ids", number, next(to_ids))
         if labels is None:
             continue
+        end = int(lengths.sum())
         own = np.empty(end, np.int64)
         rows.write("labels" if "labels" in rows.dtypes else "input_ids", number, own)
         if seen is not None:
@@ -121,11 +128,11 @@ def copy_rows(
 
 
 def _views(array: Array | None, places: Sequence[tuple[int, int]]) -> Iterator[Array]:
-    """Yield the stretches of an array, flattened, that lie at some places."""
-    if array is not None:
-        flat = array.reshape(-1)
-        for start, stop in places:
-            yield flat[start:stop]
+    """Return the stretches of an array, flattened, that lie at some places."""
+    if array is None:
+        return iter(())
+    flat = array.reshape(-1)
+    return iter([flat[start:stop] for start, stop in places])
 
 
 __all__ = ["HIDDEN", "DocumentRows", "copy_rows", "rows_of"]

@@ -196,11 +196,11 @@ class PackedCollator(BatchCollator, ColumnCollator):
             samples: How many samples they are of, those without tokens too.
             context: Of the batch.
         """
-        lengths = [row[row > 0] for row in columns.lengths] or [np.empty(0, np.int64)]
-        segments, width = lay_out(lengths, self._width, context)
+        lengths = columns.documents() or [np.empty(0, np.int64)]
+        segments, width, ends = lay_out(lengths, self._width, context)
         ids = rows_of(padding, (len(lengths), width), columns.dtypes["input_ids"])
-        has_gaps = self._width.multiple > 1
-        copied = copy_rows(columns, segments, ids, shifted=self.shifts, has_gaps=has_gaps)
+        without_gaps = ends if self._width.multiple == 1 else None
+        copied = copy_rows(columns, segments, ids, without_gaps, shifted=self.shifts)
         labels, numbers = map(narrowed, copied)
         rows = PackedRows(narrowed(ids), *segments.sent(), labels, numbers, self.shifts)
         tokens = int(segments.lengths.sum())

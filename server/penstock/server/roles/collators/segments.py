@@ -71,8 +71,8 @@ class Segments(NamedTuple):
 
 def lay_out(
     rows: Sequence[Lengths], width_of: RowWidth, context: CollateContext
-) -> tuple[Segments, int]:
-    """Return the segments of the flattened rows, and the width of a row.
+) -> tuple[Segments, int, list[int]]:
+    """Return the segments of the flattened rows, the width of a row, and what each takes up of it.
 
     Args:
         rows: How many tokens the documents of each row have, none of them 0.
@@ -92,7 +92,7 @@ def lay_out(
     sizes = np.concatenate([part for pair in zip(taken, padding, strict=True) for part in pair])
     empty = [np.zeros_like(left) for left in padding]
     lengths = np.concatenate([part for pair in zip(rows, empty, strict=True) for part in pair])
-    return Segments(np.cumsum(sizes) - sizes, sizes, lengths), width
+    return Segments(np.cumsum(sizes) - sizes, sizes, lengths), width, ends
 
 
 def documents_of(rows: Sequence[Sequence[Sample]], context: CollateContext) -> list[list[Document]]:
