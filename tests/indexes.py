@@ -9,13 +9,8 @@ from typing import Any
 import numpy as np
 
 from penstock.server.job.job import Job
-from penstock.server.planning.index.block import encode_block
-from penstock.server.planning.index.index_file import (
-    ItemSizes,
-    SourceBlocks,
-    blocks_of,
-    write_index,
-)
+from penstock.server.planning.index.block import ItemSizes, encode_block
+from penstock.server.planning.index.index_file import SourceBlocks, blocks_of, write_index
 from penstock.server.planning.make.dealt_blocks import BlockTask
 from penstock.server.planning.make.making import MadeIndex, Making, make
 from penstock.server.planning.make.measuring import Measuring

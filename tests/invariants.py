@@ -21,10 +21,11 @@ from typing import Any
 from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job.job import Job
 from penstock.server.pipeline import snapshot
-from penstock.server.pipeline.items import Filtered, Outcome
+from penstock.server.pipeline.items import Outcome
 from penstock.server.pipeline.joint_planner import JointPlanner
 from penstock.server.pipeline.known_verdicts import Quarantined
 from penstock.server.pipeline.line import Line
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.wire import frame
 from penstock.wire.digest import batch_digest

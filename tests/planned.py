@@ -10,7 +10,8 @@ import numpy as np
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
-from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.planning.index.block import QUARANTINED, ItemSizes, filtered
 from penstock.server.planning.index.index_file import SourceBlocks, blocks_of, write_index
 from penstock.server.planning.index.inputs import (

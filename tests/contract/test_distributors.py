@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import DataDistributor, IndexedSource, LaneDraws
+from penstock.server.roles.base import DataDistributor, IndexedSource
 from penstock.server.roles.distributors import (
     BUILTIN_DISTRIBUTORS,
     MapDistributor,
     MixtureDistributor,
     RankPartitionedDistributor,
 )
+from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.reading import Blocks
 
 

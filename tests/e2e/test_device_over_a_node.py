@@ -21,7 +21,7 @@ from penstock.client import Batch, Limits, Loader
 from penstock.client.bodies.lent_arenas import MAX_MAPPINGS, LentBody
 from penstock.client.device.pinned import PinnedMemory
 from penstock.client.testing import Lazy, Misuse, Random, SimulatedDevice
-from penstock.client.testing.device import DeviceArray
+from penstock.client.testing.device_arrays import DeviceArray
 from penstock.wire.describe import batch_record
 
 ROLES = """

@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.server.core import permutation
+from penstock.server.core.canonical import canonical
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import job as job_module
-from penstock.server.job.job import Job, canonical
+from penstock.server.job.job import Job
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.line import Line
 from penstock.server.roles import DataDistributor, LaneDraws, StreamSource, context, reading

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.server.job.joint_job import JointJob, RoleSet
+from penstock.server.job.joint_job import JointJob
+from penstock.server.job.role_set import RoleSet
 from penstock.server.roles import (
     BestFitPackingBatcher,
     MapDistributor,

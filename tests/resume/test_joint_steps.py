@@ -11,7 +11,8 @@ import pytest
 from invariants import check_conservation
 from penstock.server.core.refs import BatchPlan
 from penstock.server.job.job import Job
-from penstock.server.job.joint_job import JointJob, RoleSet
+from penstock.server.job.joint_job import JointJob
+from penstock.server.job.role_set import RoleSet
 from penstock.server.node.workers.count import ensure_counted
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Items

@@ -11,7 +11,8 @@ import yaml
 
 from penstock.common.nearest import hint, nearest
 from penstock.server.job.job import Job
-from penstock.server.job.joint_job import JointJob, RoleSet
+from penstock.server.job.joint_job import JointJob
+from penstock.server.job.role_set import RoleSet
 from penstock.server.jobs.load import Config, load
 from penstock.server.jobs.settings import JobSettings, ServerSettings, SetSettings, parse_bytes
 from penstock.wire.errors import InvalidJob, UnknownJob

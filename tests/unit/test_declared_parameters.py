@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import typing
+from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import pytest
 
 from penstock.server.jobs.registry import KINDS
-from penstock.server.roles.parameters import KW_ONLY, AtLeast, OneOf, TrueOrFalse, declared
+from penstock.server.roles.parameters import AtLeast, OneOf, TrueOrFalse, declared
 from penstock.server.roles.role import Role
 from penstock.server.sources import JsonlSource, TokensSource
 from penstock.wire.errors import InvalidJob

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock import client
-from penstock.server.job.job import DEFAULT_LANES
+from penstock.server.job.role_set import DEFAULT_LANES
 from penstock.server.node.demand.lane_state import KEPT_PLANS
 from penstock.server.node.workers.outbox import HOLD_S
 from penstock.server.rpc.gathering import GATHER_S

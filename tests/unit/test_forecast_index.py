@@ -13,9 +13,11 @@ from indexes import Here
 from penstock.server.commands.plan import report
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
-from penstock.server.job.joint_job import JointJob, RoleSet
-from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.job.joint_job import JointJob
+from penstock.server.job.role_set import RoleSet
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Bad
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.planning.index.block import QUARANTINED, ItemSizes, filtered
 from penstock.server.planning.index.index_file import (
     SizeIndex,

@@ -13,7 +13,8 @@ import pytest
 from penstock.server.commands.plan import report
 from penstock.server.commands.plan_text import render
 from penstock.server.job.job import Job
-from penstock.server.job.joint_job import JointJob, RoleSet
+from penstock.server.job.joint_job import JointJob
+from penstock.server.job.role_set import RoleSet
 from penstock.server.pipeline.lane_counts import MAX_REASONS
 from penstock.server.pipeline.line import Line
 from penstock.server.planning.index.block import QUARANTINED, ItemSizes

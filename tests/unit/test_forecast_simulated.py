@@ -10,7 +10,8 @@ import pytest
 
 from penstock.server.commands.plan import report
 from penstock.server.job.job import Job
-from penstock.server.job.joint_job import JointJob, RoleSet
+from penstock.server.job.joint_job import JointJob
+from penstock.server.job.role_set import RoleSet
 from penstock.server.pipeline.line import Line
 from penstock.server.planning.report.other_lanes import with_lanes
 from penstock.server.planning.report.plan_report import PlanReport

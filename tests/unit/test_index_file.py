@@ -22,17 +22,13 @@ from penstock.server.planning.index import index_file
 from penstock.server.planning.index.block import (
     OTHER_REASONS,
     QUARANTINED,
+    ItemSizes,
     LeftOut,
     block_items,
     decode_block,
     encode_block,
 )
-from penstock.server.planning.index.index_file import (
-    ItemSizes,
-    SizeIndex,
-    SourceBlocks,
-    write_index,
-)
+from penstock.server.planning.index.index_file import SizeIndex, SourceBlocks, write_index
 from penstock.server.planning.index.index_place import IndexPlace
 from penstock.server.planning.make.finished_blocks import FinishedBlock
 from penstock.wire.errors import InvalidJob, SourceUnavailable

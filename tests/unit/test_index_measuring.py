@@ -12,8 +12,10 @@ import pytest
 from indexes import as_items
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
-from penstock.server.job.joint_job import JointJob, RoleSet
-from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.job.joint_job import JointJob
+from penstock.server.job.role_set import RoleSet
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.planning.index.block import ItemSizes, encode_block
 from penstock.server.planning.make.measuring import Measuring
 from penstock.server.roles import (

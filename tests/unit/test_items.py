@@ -19,8 +19,9 @@ from PIL import Image
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job.job import Job
-from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Quarantined, VerdictBook, content_hash
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.roles import ProcessContext, RawItemProcessor, Sample
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.roles.collators import PackedCollator

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.server.core.canonical import canonical
 from penstock.server.core.refs import ItemRef
-from penstock.server.job.job import Job, canonical
+from penstock.server.job.job import Job
 from penstock.server.node.workers.count import ensure_counted
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.sample_planner import SamplePlanner

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.server.job.joint_job import JointJob, RoleSet
+from penstock.server.job.joint_job import JointJob
+from penstock.server.job.role_set import RoleSet
 from penstock.server.jobs.definition import decode, rebuild
 from penstock.server.jobs.load import load
 from penstock.server.roles import MapDistributor

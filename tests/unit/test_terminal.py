@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from penstock.common.batch_text import batch_text
-from penstock.common.terminal import columns_of, folded, plain, plain_lines
+from penstock.common.terminal import columns_of, folded
 from penstock.server.commands.error_text import report
 from penstock.wire.errors import BadItem
+from penstock.wire.plain import plain, plain_lines
 
 
 def test_only_what_can_be_printed_stays() -> None:

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.common.terminal import plain_lines
 from penstock.wire import errors
 from penstock.wire.errors import ERRORS, BadFrame, BadItem, PenstockError, StaleGeneration
-from penstock.wire.plain import clean_text
+from penstock.wire.plain import clean_text, plain_lines
 from penstock.wire.sent_errors import ERROR_METADATA_KEY, decode_error, encode_error
 from penstock.wire.v1 import error_pb2
 

@@ -158,6 +158,3 @@ def arrays_in(value: Any) -> Iterator[Any]:
             yield from arrays_in(inner)
     else:
         yield value
-
-
-__all__ = ["Array", "Arrays", "arrays_in", "arrays_like", "each_array", "is_tensor", "numpy_dtype"]

@@ -199,6 +199,3 @@ def _numbers(name: str, given: float | Sequence[float]) -> tuple[float, ...]:
 
 def _refuse(sentence: str) -> NoReturn:
     raise InvalidRequest(sentence)
-
-
-__all__ = ["Cast", "Normalize"]

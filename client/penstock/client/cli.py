@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 
 from penstock.common.malloc import keep_memory
 from penstock.common.programs import COMMANDS, unknown_command
-from penstock.common.terminal import columns_of, folded, plain, plain_lines
+from penstock.common.terminal import columns_of, folded
 from penstock.wire.errors import PenstockError
+from penstock.wire.plain import plain, plain_lines
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -137,6 +138,3 @@ class _Formatter(logging.Formatter):
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-__all__ = ["main"]

@@ -475,6 +475,3 @@ class Loader:
     def _refuse_eval(self, what: str) -> None:
         if self._options.is_eval:
             raise InvalidRequest(f'{what}(): with mode="eval" every iter() starts at step 0')
-
-
-__all__ = ["DEADLINE_S", "Loader"]

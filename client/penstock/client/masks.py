@@ -300,15 +300,3 @@ def _of_lengths(lengths: Tensor, padded: Tensor, width: int) -> Tensor:
 
 def _sums(counts: Tensor) -> Tensor:
     return functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-
-
-__all__ = [
-    "Thd",
-    "Varlen",
-    "block_causal",
-    "document_ids",
-    "flex",
-    "for_attention",
-    "thd",
-    "varlen",
-]

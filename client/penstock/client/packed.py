@@ -128,6 +128,3 @@ def on_host(
         labels[:, :-1] = labels[:, 1:]
         labels[:, -1:] = IGNORE_INDEX
     return {"labels": labels, "position_ids": positions, "document_ids": documents}
-
-
-__all__ = ["complete"]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.common.documents import document_numbers, token_table
-from penstock.common.terminal import plain, plain_lines
+from penstock.wire.plain import plain, plain_lines
 from penstock.wire.value_types import NDArray
 
 Decode = Callable[[Sequence[int]], str]
@@ -135,16 +135,3 @@ def summary(value: Any) -> str:
         return f"{value.dtype}{list(value.shape)}  {first}{more}"
     text = repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 4] + " ..."
-
-
-__all__ = [
-    "Decode",
-    "DocumentText",
-    "accounting_text",
-    "batch_text",
-    "documents",
-    "headline",
-    "ids_text",
-    "summary",
-    "value_text",
-]

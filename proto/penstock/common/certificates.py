@@ -210,6 +210,3 @@ def _state(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-__all__ = ["Contents", "Problem", "Validity", "WatchedFiles", "validity", "validity_of_der"]

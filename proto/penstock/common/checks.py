@@ -196,18 +196,3 @@ def name_argument(name: str, value: Any, otherwise: str) -> str:
             f"{name}={value!r}: pass a name of printable characters, or {otherwise}"
         )
     return value
-
-
-__all__ = [
-    "as_integer",
-    "check_choice",
-    "check_flag",
-    "check_whole",
-    "choice_argument",
-    "count_argument",
-    "flag_argument",
-    "integer_argument",
-    "name_argument",
-    "seconds_argument",
-    "step_argument",
-]

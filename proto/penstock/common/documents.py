@@ -77,6 +77,3 @@ def _like(table: NDArray, marks: Any) -> NDArray | None:
         return None
     marks = np.atleast_2d(marks)
     return marks if marks.shape == table.shape else None
-
-
-__all__ = ["document_numbers", "token_table"]

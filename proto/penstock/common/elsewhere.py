@@ -94,5 +94,3 @@ ELSEWHERE: Mapping[str, str] = {
     "num_train_epochs": _EPOCHS,
     "repeat": _EPOCHS,
 }
-
-__all__ = ["ELSEWHERE"]

@@ -34,6 +34,3 @@ def release_memory() -> None:
     """Give freed memory that malloc keeps back to the system, after something large and rare."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-__all__ = ["keep_memory", "release_memory"]

@@ -564,7 +564,5 @@ def table() -> str:
     return "\n".join(rows) + "\n"
 
 
-__all__ = ["BOARDS", "JOB", "METRICS", "RANK", "Kind", "Metric", "full_name", "help_of", "table"]
-
 if __name__ == "__main__":
     print(table(), end="")  # noqa: T201 - this is what it is run for

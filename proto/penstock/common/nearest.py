@@ -59,6 +59,3 @@ def listed(names: Iterable[str]) -> str:
     every = [name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}..." for name in names]
     more = len(every) - MAX_LISTED
     return ", ".join(every[:MAX_LISTED]) + (f" and {more:,} more" if more > 0 else "")
-
-
-__all__ = ["hint", "listed", "nearest"]

@@ -17,6 +17,3 @@ def fitting_ahead(batch_bytes: float) -> int:
     if not batch_bytes:
         return LEAST_AHEAD
     return max(LEAST_AHEAD, min(MOST_AHEAD, int(AHEAD_BYTES / batch_bytes)))
-
-
-__all__ = ["AHEAD_BYTES", "LEAST_AHEAD", "MOST_AHEAD", "fitting_ahead"]

@@ -30,6 +30,3 @@ def unknown_command(program: str, word: str, rest: Sequence[str] = ()) -> str:
             if near := nearest(word, commands, 1):
                 return f"there is no command {word!r}: did you mean {other} {near[0]}?"
     return f"there is no command {word!r}: {hint(word, own)}"
-
-
-__all__ = ["COMMANDS", "unknown_command"]

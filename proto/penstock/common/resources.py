@@ -33,6 +33,3 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-__all__ = ["usable_cpus", "usable_memory_bytes"]

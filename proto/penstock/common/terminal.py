@@ -6,8 +6,6 @@ import os
 import re
 from typing import TextIO
 
-from penstock.wire.plain import plain, plain_lines
-
 MIN_COLUMNS = 40
 """On narrower terminals lines break where the terminal breaks them."""
 
@@ -55,6 +53,3 @@ def _folded(line: str, columns: int) -> str:
 def _width(text: str) -> int:
     """Return how many visible characters a text has: colour codes are none."""
     return len(_COLOURS.sub("", text))
-
-
-__all__ = ["columns_of", "folded", "plain", "plain_lines"]

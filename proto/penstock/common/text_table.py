@@ -50,6 +50,3 @@ class Table(NamedTuple):
         )
         top = f"<thead><tr>{heads}</tr></thead>" if heads else ""
         return f'<table class="{name}">{top}<tbody>{body}</tbody></table>'
-
-
-__all__ = ["Table"]

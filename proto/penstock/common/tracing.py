@@ -59,6 +59,3 @@ def record(
         code = getattr(error, "code", type(error).__name__)
         span.set_status(trace.StatusCode.ERROR, str(code))
     span.end(time.time_ns())
-
-
-__all__ = ["here", "is_on", "record"]

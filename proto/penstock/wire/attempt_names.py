@@ -29,6 +29,3 @@ def moves_between(token: str, now: str) -> int | None:
     base, mark, moves = now.rpartition("#")
     is_count = moves.isascii() and moves.isdigit() and not moves.startswith("0")
     return int(moves) if mark and base == token and is_count else None
-
-
-__all__ = ["moved", "moves_between"]

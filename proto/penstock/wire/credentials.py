@@ -57,6 +57,3 @@ def value_without_credentials(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [value_without_credentials(inner) for inner in value]
     return value
-
-
-__all__ = ["HIDDEN", "value_without_credentials", "without_credentials"]

@@ -62,6 +62,3 @@ def batch_record(header: feed_pb2.BatchHeader, body: Buffer, step: int) -> dict[
     }
     made_by = [named.value.text for named in header.values if named.name == DATASET_NAME]
     return {**record, DATASET_NAME: made_by[0]} if made_by else record
-
-
-__all__ = ["batch_record", "describe_values"]

@@ -93,6 +93,3 @@ def _add(sha: Any, value: feed_pb2.Value, body: memoryview) -> None:
         sha.update(b"j" + _text(value.json))
     else:
         sha.update(b"n")
-
-
-__all__ = ["FORMAT", "batch_digest"]

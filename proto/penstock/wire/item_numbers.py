@@ -58,6 +58,3 @@ def parse_number(text: str) -> int:
     if found is None:
         raise ValueError(f"{text!r} is not the number of an item: write 17, or SHARD:ROW")
     return int(found[1]) if found[2] is None else row_index(int(found[1]), int(found[2]))
-
-
-__all__ = ["MAX_ROWS", "MAX_SHARDS", "number_text", "parse_number", "row_index", "shard_row"]

@@ -139,20 +139,3 @@ def parse_returns(packet: bytes) -> tuple[int, ...]:
     if not packet or len(packet) % 8:
         raise BadFrame(f"a packet of {len(packet)} bytes gives no whole number of loans back")
     return struct.unpack(f"<{len(packet) // 8}Q", packet)
-
-
-__all__ = [
-    "MAX_PACKET_BYTES",
-    "RETURNS_AT_ONCE",
-    "TOKEN_BYTES",
-    "ArenaSent",
-    "Gone",
-    "Hello",
-    "Refusal",
-    "Said",
-    "memory_path",
-    "pack",
-    "pack_returns",
-    "parse",
-    "parse_returns",
-]

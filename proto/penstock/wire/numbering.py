@@ -232,6 +232,3 @@ def two_ends(lane: int, known: int | None, now: int | str) -> LogDiverged:
         ours=now,
         theirs=known,
     )
-
-
-__all__ = ["Located", "Numbering", "two_ends"]

@@ -409,18 +409,3 @@ def position_list(order: Order, limit: int) -> Sequence[LaneOffset]:
         found += row
         offset += 1
     return found[:limit]
-
-
-__all__ = [
-    "MAX_LANES",
-    "MAX_POSITION",
-    "Cut",
-    "LaneOffset",
-    "Order",
-    "Share",
-    "Tail",
-    "check_divides",
-    "divisors",
-    "past_end",
-    "position_list",
-]

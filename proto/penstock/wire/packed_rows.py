@@ -235,15 +235,3 @@ def made(values: Mapping[str, Any]) -> dict[str, Any]:
         name: np.asarray(value) if type(value) is Derived else value
         for name, value in values.items()
     }
-
-
-__all__ = [
-    "IGNORE_INDEX",
-    "MOST_TOKENS",
-    "PER_TOKEN",
-    "SMALL",
-    "Derived",
-    "PackedRows",
-    "Rule",
-    "made",
-]

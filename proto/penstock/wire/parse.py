@@ -30,6 +30,3 @@ def parse(message: type[MessageT], data: bytes, sender: str = "") -> MessageT:
             f"{sender}{': ' if sender else ''}{len(data)} bytes are not a message {name}: {error}; "
             "check that both sides run one version, and that nothing between them changes bytes"
         ) from error
-
-
-__all__ = ["parse"]

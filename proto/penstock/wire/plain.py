@@ -63,6 +63,3 @@ def clean_json(value: Any, limit: int) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     return clean_text(str(value), limit)
-
-
-__all__ = ["clean_json", "clean_text", "plain", "plain_lines"]

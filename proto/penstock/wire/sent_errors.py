@@ -80,6 +80,3 @@ def decode_error(data: bytes) -> PenstockError:
         return BadFrame(f"the other side's error cannot be read ({error}): look into its output")
     cls = ERRORS.get(message.code, PenstockError)
     return cls.with_fields(message.message, given if isinstance(given, dict) else {})
-
-
-__all__ = ["ERROR_METADATA_KEY", "decode_error", "encode_error", "status_text"]

@@ -106,6 +106,3 @@ class TransportOpener(Protocol):
             job: The job that is asked for; empty = any.
             grouped: Cursors or verdicts are used.
         """
-
-
-__all__ = ["Endpoint", "ReadCall", "Transport", "TransportOpener"]

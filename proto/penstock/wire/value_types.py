@@ -303,19 +303,3 @@ def _unsupported(where: str, value: Any, remedy: str, dtype: str | None = None) 
         type=name,
         dtype=dtype,
     )
-
-
-__all__ = [
-    "BFLOAT16",
-    "DATASET_NAME",
-    "MAX_DIMENSIONS",
-    "MAX_JSON_DEPTH",
-    "MAX_LIST_DEPTH",
-    "STORAGE",
-    "Array",
-    "Json",
-    "NDArray",
-    "Plain",
-    "to_plain",
-    "wire_name",
-]

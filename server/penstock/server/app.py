@@ -410,6 +410,3 @@ async def _keep_looking(tls: NodeTls | None, access: Access | None, service: Ser
             if access.look():
                 service.metrics.begin_callers(access.names)
             service.streams.check_callers(access)
-
-
-__all__ = ["run"]

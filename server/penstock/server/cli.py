@@ -110,7 +110,5 @@ def _end_at_once(status: int) -> NoReturn:
     os._exit(status)
 
 
-__all__ = ["main", "run"]
-
 if __name__ == "__main__":
     main()

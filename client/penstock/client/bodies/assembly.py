@@ -117,6 +117,3 @@ class Assembly:
             complete(self.header.packed, tensors, sent, self._lease.array)
             self.header.ClearField("packed")
         return self._lease
-
-
-__all__ = ["Assembly"]

@@ -163,6 +163,3 @@ def _check_sealed(fd: int, size_bytes: int) -> None:
     if os.fstat(fd).st_size < size_bytes or not seals & fcntl.F_SEAL_SHRINK:
         os.close(fd)
         raise BadFrame(f"the node lends {size_bytes} bytes of memory that may become less")
-
-
-__all__ = ["Absent", "BorrowerSocket", "NotLent", "close_all"]

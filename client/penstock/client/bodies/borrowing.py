@@ -340,6 +340,3 @@ def _in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)
-
-
-__all__ = ["ANSWER_S", "LOOK_EVERY", "Borrower", "borrowed_bytes"]

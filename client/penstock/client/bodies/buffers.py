@@ -254,15 +254,3 @@ def _outlive(leased: Lifetimes[_Taken], awaited: deque[_Taken]) -> None:
     for taken in [*leased.values(), *awaited]:
         if taken.events:
             keep_until(taken.storage, taken.events)
-
-
-__all__ = [
-    "MIN_FREE_BYTES",
-    "BodyAllocator",
-    "BodyMemory",
-    "BufferPool",
-    "Lease",
-    "Lent",
-    "Pinner",
-    "size_class",
-]

@@ -81,6 +81,3 @@ class Landing:
         """Give back what was lent and is not read any more."""
         if self._borrower is not None:
             self._borrower.settle(prefetch + HELD_BATCHES)
-
-
-__all__ = ["CHECKED_SHARE", "HELD_BATCHES", "Landing"]

@@ -196,6 +196,3 @@ class LentBody:
             self.mapping.kept.add((self.start, self.stop))
         else:
             self.mapping.kept.discard((self.start, self.stop))
-
-
-__all__ = ["MADV_POPULATE_WRITE", "MAX_MAPPINGS", "ArenaMapping", "LentArena", "LentBody"]

@@ -89,6 +89,3 @@ def release_kept() -> None:
         finally:
             if not is_over:
                 _KEPT.append(kept)
-
-
-__all__ = ["Lifetimes", "Passing", "keep_until", "release_kept"]

@@ -93,6 +93,3 @@ class TimedPool:
     def statistics(self) -> dict[str, int]:
         """Return `leased_bytes` and `free_bytes`; see `BufferPool.statistics`."""
         return self._pool.statistics()
-
-
-__all__ = ["Stage", "TimedPool", "Waited"]

@@ -101,6 +101,3 @@ def log_in_background(write: Callable[..., None], message: str, *values: Any) ->
         in_background(lambda _: write(message, *shown), patience_s=LOG_S)
     except TimeoutError:
         return  # another thread holds the logger's lock: the message comes when it is free
-
-
-__all__ = ["Patience", "in_background", "log_in_background"]

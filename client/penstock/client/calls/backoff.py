@@ -34,6 +34,3 @@ class Backoff:
     def reset(self) -> None:
         """Start over with the first wait: something worked."""
         self._bound_s = self.first_s
-
-
-__all__ = ["Backoff"]

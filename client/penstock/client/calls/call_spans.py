@@ -33,6 +33,3 @@ def traced(name: str, call: Callable[[], T], **attributes: str | int) -> T:
         in_background(
             lambda _: tracing.record(name, began_ns, attributes, error=error, within=within)
         )
-
-
-__all__ = ["traced"]

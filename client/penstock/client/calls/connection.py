@@ -136,6 +136,3 @@ class Connection:
         before.is_current = False
         if before.calls == 0:
             before.channel.close()
-
-
-__all__ = ["CHANNEL_OPTIONS", "Connection"]

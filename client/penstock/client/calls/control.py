@@ -329,6 +329,3 @@ def check_protocol(reply: feed_pb2.DescribeReply, target: str) -> None:
 def owner() -> str:
     """Return who makes the call, for people: host and process."""
     return f"{socket.gethostname()}:{os.getpid()}"
-
-
-__all__ = ["Control", "Member", "check_protocol", "owner"]

@@ -101,6 +101,3 @@ class Conversation:
         if self._end is None:
             raise StopIteration
         raise Ended(*self._end)
-
-
-__all__ = ["Conversation", "Ended"]

@@ -308,12 +308,3 @@ def _several(target: str) -> InvalidRequest:
         field="target",
         value=target,
     )
-
-
-__all__ = [
-    "ENTRY_POINTS",
-    "GrpcReadCall",
-    "GrpcTransport",
-    "error_from_rpc",
-    "open_transport",
-]

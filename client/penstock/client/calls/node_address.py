@@ -229,6 +229,3 @@ def host_and_port(target: str) -> tuple[str, str]:
             rest = rest.rpartition("/")[2]
     host, _, port = rest.rpartition(":")
     return (host or rest).strip("[]"), port if host else ""
-
-
-__all__ = ["SYSTEM", "TOKEN", "VARIABLES", "Address", "Tls", "Token", "address_of", "host_and_port"]

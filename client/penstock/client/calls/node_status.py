@@ -76,6 +76,3 @@ def _misfit(value: Any, like: Any, place: str) -> str:
 
 def _is_number(value: Any) -> bool:
     return type(value) is int or (type(value) is float and math.isfinite(value))
-
-
-__all__ = ["parse_status"]

@@ -186,6 +186,3 @@ def _unverified() -> ssl.SSLContext:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     return context
-
-
-__all__ = ["trouble"]

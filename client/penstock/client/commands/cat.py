@@ -24,9 +24,9 @@ from penstock.client.commands.text import load_decoder
 from penstock.client.loader import Loader
 from penstock.client.loop.steps import Batch
 from penstock.common.batch_text import accounting_text, batch_text, headline, value_text
-from penstock.common.terminal import plain
 from penstock.wire.describe import batch_record, describe_values
 from penstock.wire.errors import InvalidRequest, JobChanged
+from penstock.wire.plain import plain
 
 Show = Callable[[Batch], None]
 

@@ -13,8 +13,9 @@ from typing import Any
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
 from penstock.client.calls.node_address import TOKEN, Address, address_of
-from penstock.common.terminal import columns_of, folded, plain_lines
+from penstock.common.terminal import columns_of, folded
 from penstock.wire.order import MAX_POSITION
+from penstock.wire.plain import plain_lines
 
 TIMEOUT_S = 10.0
 

@@ -10,8 +10,9 @@ from typing import Any
 from penstock.client.calls.control import Control
 from penstock.client.commands.common import Actions, counted, natural, print_json, say
 from penstock.client.commands.layout import Column, fitted, screen
-from penstock.common.terminal import columns_of, folded, plain, plain_lines
+from penstock.common.terminal import columns_of, folded
 from penstock.wire.errors import GroupInUse, InvalidRequest
+from penstock.wire.plain import plain, plain_lines
 from penstock.wire.v1 import cursors_pb2
 
 

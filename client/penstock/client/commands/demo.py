@@ -144,6 +144,3 @@ def _short(path: Path) -> str:
         if path.is_relative_to(base):
             return prefix + str(path.relative_to(base))
     return str(path)
-
-
-__all__ = ["add_parser", "run"]

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.common.terminal import plain
+from penstock.wire.plain import plain
 
 GAP = "  "
 MORE = "…"
@@ -166,6 +166,3 @@ def short_number(value: float) -> str:
         if value < 999.5 or unit == "T":
             break
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}{unit}"
-
-
-__all__ = ["Column", "cut", "fitted", "screen", "short_number", "shortened", "width_of", "wrapped"]

@@ -16,7 +16,7 @@ from penstock.client.commands.common import (
     say,
 )
 from penstock.client.commands.layout import screen, wrapped
-from penstock.common.terminal import plain
+from penstock.wire.plain import plain
 
 
 def add_parser(subparsers: Any) -> None:

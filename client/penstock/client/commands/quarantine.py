@@ -9,10 +9,10 @@ from typing import Any
 
 from penstock.client.calls.control import Control
 from penstock.client.commands.common import Actions, print_json, say
-from penstock.common.terminal import plain
 from penstock.common.text_table import Table
 from penstock.wire.item_numbers import number_text, parse_number
 from penstock.wire.order import MAX_POSITION
+from penstock.wire.plain import plain
 from penstock.wire.v1 import cursors_pb2
 
 _NUMBER = r"\d{1,19}(?::\d{1,10})?"
@@ -145,6 +145,3 @@ def to_json(verdict: cursors_pb2.Verdict) -> dict[str, Any]:
         "content_hash": verdict.content_hash,
         "reason": verdict.reason,
     }
-
-
-__all__ = ["add_parser", "item", "to_json"]

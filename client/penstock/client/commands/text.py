@@ -33,6 +33,3 @@ def load_decoder(path: Path) -> Decode:
             value=str(path),
         ) from error
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
-
-
-__all__ = ["load_decoder"]

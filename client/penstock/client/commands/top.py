@@ -23,8 +23,9 @@ from penstock.client.commands.common import (
     say,
 )
 from penstock.client.commands.layout import Column, cut, fitted, screen, short_number, wrapped
-from penstock.common.terminal import folded, plain
+from penstock.common.terminal import folded
 from penstock.wire.errors import Unreachable
+from penstock.wire.plain import plain
 
 DESCRIPTION = """\
 Show the jobs, readers and workers of a loader node, refreshed every second;

@@ -269,15 +269,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-__all__ = [
-    "Account",
-    "DemoRun",
-    "account_of",
-    "group_file",
-    "main",
-    "rank_name",
-    "reference_name",
-    "report",
-]

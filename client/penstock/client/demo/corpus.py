@@ -75,6 +75,3 @@ def own(job_file: str, job: str | None) -> Input:
     if job is None:
         raise InvalidRequest(f"name the job of {job_file} too: penstock demo {job_file} JOB")
     return Input(job_file=path, job=job, title=f"job {job} of {job_file}")
-
-
-__all__ = ["Input", "named_error", "own", "standard_library"]

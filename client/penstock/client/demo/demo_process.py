@@ -146,6 +146,3 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
-
-
-__all__ = ["DemoFailed", "DemoProcess", "free_port"]

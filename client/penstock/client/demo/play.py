@@ -247,6 +247,3 @@ class Play:
         process = DemoProcess(name, command, self._folder, logs=logs)
         self._processes.append(process)
         return process
-
-
-__all__ = ["BATCHES_PER_STEP", "GROUP", "WORLD_SIZES", "Play", "ProgressLines"]

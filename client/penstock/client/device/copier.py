@@ -116,6 +116,3 @@ class Copier:
     ) -> None:
         self._port.copy(memory, source, nbytes, self._stream)
         end.event = self._port.record(self._stream)
-
-
-__all__ = ["Copier", "Copy"]

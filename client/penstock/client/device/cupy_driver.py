@@ -316,6 +316,3 @@ class CupyDriver:
     def position(self, position: int) -> Any:
         """Return an array of NumPy of no dimensions."""
         return np.array(position, np.int64)
-
-
-__all__ = ["RETIRED", "CupyDriver", "CupyMemory", "CupyPort", "CupyResult", "Retired"]

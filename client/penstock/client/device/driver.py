@@ -68,6 +68,3 @@ class Driver(Protocol):
     def position(self, position: int) -> Any:
         """Return `position` as an int64 of no dimensions, on the host."""
         ...
-
-
-__all__ = ["Driver"]

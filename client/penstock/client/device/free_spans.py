@@ -41,6 +41,3 @@ class FreeSpans:
             first = self._free[index][0]
         self._free[index:last] = [(first, stop - first)]
         self.free_bytes += nbytes
-
-
-__all__ = ["FreeSpans"]

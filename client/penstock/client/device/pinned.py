@@ -255,6 +255,3 @@ def _outlive(
     for span, events in kept:
         if events:
             keep_until(span.piece.storage, events)
-
-
-__all__ = ["LEAST_BYTES", "SHARE", "PinnedMemory", "default_pinned_bytes"]

@@ -157,6 +157,3 @@ class PinnedArena:
 
 def _whole(nbytes: int, unit: int) -> int:
     return -(-nbytes // unit) * unit
-
-
-__all__ = ["BODIES", "PinnedArena", "PinnedSpan"]

@@ -141,6 +141,3 @@ class End:
         if self.event is None and self.is_doubtful:
             self.event = self._port.record(self._stream)
         return self.event
-
-
-__all__ = ["DeviceMemory", "End", "Event", "Port", "Stream"]

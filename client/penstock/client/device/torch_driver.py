@@ -202,6 +202,3 @@ class TorchDriver:
     def position(self, position: int) -> Any:
         """Return a tensor of no dimensions, on the host."""
         return torch.tensor(position, dtype=torch.int64)
-
-
-__all__ = ["TorchDriver", "TorchPort"]

@@ -59,6 +59,3 @@ def _unsupported_dtype(dtype: str) -> UnsupportedValue:
         "torch, pass as_numpy=True, or let the collator give another dtype",
         type=dtype,
     )
-
-
-__all__ = ["HostViews", "TensorViews"]

@@ -110,15 +110,3 @@ def remedy(reason: str, otherwise: str = "look at nvidia-smi, or leave device= o
 def _line(reason: object) -> str:
     """Return the first line of what a library says: torch adds paragraphs of advice."""
     return (str(reason).strip() or type(reason).__name__).splitlines()[0].rstrip(".")
-
-
-__all__ = [
-    "cannot_pin",
-    "device_failed",
-    "does_not_answer",
-    "no_room_on_arrival",
-    "no_such_index",
-    "out_of_memory",
-    "remedy",
-    "too_little_to_pin",
-]

@@ -50,6 +50,3 @@ class LoaderDataset(IterableDataset[Any]):  # type: ignore[misc]
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to where `state_dict` was taken."""
         self.loader.load_state_dict(state)
-
-
-__all__ = ["LoaderDataset"]

@@ -50,6 +50,3 @@ class LoaderCallback(Callback):  # type: ignore[misc]
         saved, self._saved = self._saved, False
         if saved and self._loader.group is not None:
             self._loader.commit()
-
-
-__all__ = ["LoaderCallback"]

@@ -158,6 +158,3 @@ def make_callback(loader: Loader) -> LoaderStateCallback:
     kind = type(STATE_NAME, (LoaderStateCallback,), {"loader": loader})
     made: LoaderStateCallback = kind()
     return made
-
-
-__all__ = ["LoaderMixin", "LoaderStateCallback", "LoaderTrainer", "make_callback"]

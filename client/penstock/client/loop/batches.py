@@ -53,6 +53,3 @@ class Batches:
         except BaseException:
             reader.at = before
             raise
-
-
-__all__ = ["Batches"]

@@ -143,5 +143,3 @@ PREFIX = "penstock_loader_"
 
 _LOCK = threading.Lock()  # taken in the background only
 _BY_REGISTRY: weakref.WeakKeyDictionary[Any, LoaderCounters] = weakref.WeakKeyDictionary()
-
-__all__ = ["CountedLoader", "LoaderCounters", "count_in"]

@@ -180,6 +180,3 @@ class Intake:
             | {"device_batches": 0 if ahead is None else ahead.ready}
             | {f"pinned_{name}": value for name, value in pinned.items()}
         )
-
-
-__all__ = ["Intake"]

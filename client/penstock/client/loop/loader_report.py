@@ -51,6 +51,3 @@ def statistics(reader: LoopReader) -> dict[str, Any]:
             "next_position": at.next if at.session else None,
         }
     )
-
-
-__all__ = ["describe", "statistics"]

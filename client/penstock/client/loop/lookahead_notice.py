@@ -49,6 +49,3 @@ def reader_ahead(has_length: bool) -> str | None:
             )
         frame = frame.f_back
     return None
-
-
-__all__ = ["reader_ahead"]

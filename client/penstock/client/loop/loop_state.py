@@ -52,6 +52,3 @@ class LoopState(NamedTuple):
         if self.feed is not None:
             tally = tally._replace(reconnects=tally.reconnects + self.feed.reconnects)
         return self._replace(feed=None, marked=None, is_over=False, tally=tally)
-
-
-__all__ = ["LoopState"]

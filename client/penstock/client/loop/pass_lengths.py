@@ -75,6 +75,3 @@ class Lengths:
             f"job {job!r} has a length that is not known yet{so_far}, so its Loader has no len(): "
             "ask again later; a job with a plan, made of an index of sizes, has it at once"
         )
-
-
-__all__ = ["Lengths"]

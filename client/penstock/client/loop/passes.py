@@ -90,6 +90,3 @@ class Passes:
 
 def _steps(session: Session) -> str:
     return f"{session.steps:,}" if session.steps is not None else "its"
-
-
-__all__ = ["Passes"]

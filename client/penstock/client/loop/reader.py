@@ -190,6 +190,3 @@ class LoopReader:
 def counts_in(header: feed_pb2.BatchHeader) -> dict[str, int]:
     """Return the counts of a batch by name."""
     return {count.name: count.value for count in header.counts}
-
-
-__all__ = ["LoopReader", "counts_in"]

@@ -92,6 +92,3 @@ def report(tally: GivenCounts, waits: Waits) -> dict[str, Any]:
         "bytes_per_s": rate(tally.bytes * later / tally.batches) if tally.batches else 0.0,
         "tokens_per_s": rate(tally.tokens * later / tally.batches) if tally.batches else 0.0,
     }
-
-
-__all__ = ["GivenCounts", "Waits", "report"]

@@ -148,6 +148,3 @@ class Steps:
         except BaseException:
             self._given = before
             raise
-
-
-__all__ = ["ReaderSteps", "Steps"]

@@ -305,6 +305,3 @@ class Step:
 
 def _refuse(sentence: str) -> NoReturn:
     raise InvalidRequest(sentence)
-
-
-__all__ = ["Batch", "BatchInfo", "BatchLayout", "Step", "StepSource"]

@@ -94,6 +94,3 @@ def check_end(message: feed_pb2.End, session: Session, target: str) -> None:
             f"steps, and described it as {length}: nothing is left "
             "out silently; check that both sides run the same version"
         )
-
-
-__all__ = ["check_batch", "check_end", "check_opened"]

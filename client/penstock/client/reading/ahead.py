@@ -197,6 +197,3 @@ class Ahead:
                     return delivery
             position = self._share.nth_after(position, 1)
         return None
-
-
-__all__ = ["Ahead"]

@@ -56,6 +56,3 @@ class Arrivals:
     def is_complete(self) -> bool:
         """Whether all that is wanted has come."""
         return self.end is not None and self.missing >= self.end
-
-
-__all__ = ["Arrivals"]

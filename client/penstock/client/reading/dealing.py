@@ -39,6 +39,3 @@ def deal(lanes: int, nodes: Sequence[str]) -> list[tuple[int, ...]]:
 
 def _weight(node: str, lane: int) -> bytes:
     return sha256(f"{lane}\0{node}".encode()).digest()
-
-
-__all__ = ["deal"]

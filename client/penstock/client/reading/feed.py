@@ -169,6 +169,3 @@ class Feed:
             about |= {"rank": self._share.rank, "position": self._start}
             about["reconnects"] = self.reconnects
             tracing.record("stream", began_ns, about, within=self._within)
-
-
-__all__ = ["Feed", "WantedPositions"]

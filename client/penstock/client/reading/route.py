@@ -312,6 +312,3 @@ def cancel_all(routes: Iterable[Route]) -> None:
     """End every stream; idempotent. It takes locks: call it in the background."""
     for route in routes:
         route.cancel()
-
-
-__all__ = ["MAX_REREADS", "FeedNode", "Route", "Routes", "cancel_all"]

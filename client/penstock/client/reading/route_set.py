@@ -190,6 +190,3 @@ class RouteSet:
     def completed(self) -> None:
         """End every stream: all that is wanted has come."""
         cancel_all(self._routes)
-
-
-__all__ = ["Prefetch", "RouteSet"]

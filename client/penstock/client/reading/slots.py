@@ -197,6 +197,3 @@ def _again(error: BaseException) -> BaseException:
     if isinstance(error, PenstockError):
         return error.reworded(error.message)
     return RuntimeError(f"the feed's thread failed: {error!r}").with_traceback(error.__traceback__)
-
-
-__all__ = ["Delivery", "Slots"]

@@ -224,6 +224,3 @@ def _describe_waiting(message: feed_pb2.Waiting) -> str:
         f"lane {message.lane}, offset {message.offset} is {message.stage} "
         f"for {message.since_s:.0f} s{item}"
     )
-
-
-__all__ = ["FeedContext", "OpenStream", "Opening"]

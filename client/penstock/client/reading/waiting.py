@@ -95,6 +95,3 @@ class BatchWait:
             waited_s=round(waited, 3),
             reason=reason,
         )
-
-
-__all__ = ["LOG_EVERY_S", "PAUSE_S", "REPORT_S", "BatchWait", "Supply"]

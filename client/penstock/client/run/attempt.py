@@ -67,6 +67,3 @@ def attempt_token(
         field="world_size",
         value=world_rank.world_size,
     )
-
-
-__all__ = ["attempt_token"]

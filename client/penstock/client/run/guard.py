@@ -66,6 +66,3 @@ def in_dataloader_worker() -> bool:
     # A module that another thread is importing is already there, and has no functions yet.
     worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
     return worker_info is not None and worker_info() is not None
-
-
-__all__ = ["ProcessGuard", "in_dataloader_worker"]

@@ -100,6 +100,3 @@ def _close_at_exit() -> None:
 
 
 atexit.register(_close_at_exit)
-
-
-__all__ = ["Resources"]

@@ -272,6 +272,3 @@ def resuming(job: str, group: str, begun: cursors_pb2.BeginReply, start: StartPo
     # Every rank but the first joins, so joining means nothing: at a fresh start all rows are 0.
     verb = "resuming" if begun.start_step else "starting"
     return f"{who}: {verb} at step {begun.start_step:,}, {committed}; {attempt}"
-
-
-__all__ = ["Opener", "resuming"]

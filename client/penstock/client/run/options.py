@@ -201,6 +201,3 @@ def one_rank(rank: int | None, world_size: int | None, mesh: Any, ranks: Ranks |
     if twice:
         _refuse(f"{', '.join(twice)} beside ranks=: pass it in Ranks(...) instead")
     return ranks
-
-
-__all__ = ["LIMITS", "Limits", "Options", "one_rank"]

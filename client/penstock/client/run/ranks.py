@@ -259,13 +259,3 @@ def _number(environ: Mapping[str, str], name: str) -> int:
             field="variable",
             value=name,
         ) from None
-
-
-__all__ = [
-    "Ranks",
-    "WorldRank",
-    "discover",
-    "log_world_rank",
-    "mesh_dimensions",
-    "torch_distributed",
-]

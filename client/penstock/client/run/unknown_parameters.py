@@ -54,6 +54,3 @@ def _remedy(name: str, known: Collection[str]) -> str:
             "alike"
         )
     return hint(name, known)
-
-
-__all__ = ["OF_JOBS", "OF_NODES", "refuse_unknown"]

@@ -216,6 +216,3 @@ def _field(state: Mapping[str, Any], name: str, kind: type) -> Any:
 def _short(state: Any) -> str:
     text = repr(state)
     return text if len(text) <= 120 else text[:117] + "..."
-
-
-__all__ = ["FORMAT", "LoaderState"]

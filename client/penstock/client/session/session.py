@@ -85,6 +85,3 @@ class Session:
         if self.batches is None:
             return None
         return Tail(self.batches, self.share.batches_per_step, self.tail_pad).steps
-
-
-__all__ = ["Session", "StartPoint"]

@@ -5,7 +5,8 @@ does wrong now and then it finds each time, as a `Misuse` with both places in th
 neither torch nor cupy, but for `SimulatedDevice(tensors=True)`.
 """
 
-from penstock.client.testing.device import DeviceArray, SimulatedDevice
+from penstock.client.testing.device import SimulatedDevice
+from penstock.client.testing.device_arrays import DeviceArray
 from penstock.client.testing.misuse import Misuse, Site
 from penstock.client.testing.recording import RecordingPort
 from penstock.client.testing.schedules import Eager, Lazy, Random, Schedule, Tape, every_schedule

@@ -215,6 +215,3 @@ class CheckedMemory:
 
 def _address(array: NDArray[np.uint8]) -> int:
     return int(array.__array_interface__["data"][0])
-
-
-__all__ = ["FREED", "NOT_WRITTEN", "CheckedMemory"]

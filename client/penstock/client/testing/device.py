@@ -130,6 +130,3 @@ class SimulatedDevice:
         import torch
 
         return torch.tensor(position, dtype=torch.int64)
-
-
-__all__ = ["DeviceArray", "SimulatedDevice"]

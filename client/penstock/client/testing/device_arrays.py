@@ -246,6 +246,3 @@ def _mapped(given: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(given, dict):
         return {name: change(inner) for name, inner in given.items()}
     return given
-
-
-__all__ = ["DeviceArray"]

@@ -89,6 +89,3 @@ class Misuse(AssertionError):
         the pinned memory of another Loader, where that one's thread has found it.
         """
         return Misuse(self.kind, self.first, self.second, self._between)
-
-
-__all__ = ["Misuse", "Site", "site"]

@@ -103,6 +103,3 @@ class RecordingPort:
 
 def _stream(stream: Stream) -> str:
     return str(getattr(stream, "name", "a stream"))
-
-
-__all__ = ["RecordingPort"]

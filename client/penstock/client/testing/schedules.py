@@ -103,6 +103,3 @@ def every_schedule(scenario: Callable[[Schedule], None]) -> int:
         if not taken:
             return count
         given = [choice for choice, _ in taken[:-1]] + [taken[-1][0] + 1]
-
-
-__all__ = ["Eager", "Lazy", "Random", "Schedule", "Tape", "every_schedule"]

@@ -290,6 +290,3 @@ class Simulator:
     def _uninterrupted(self, work: Callable[[], Any]) -> Any:
         """Do what a signal handler that raises must not break off: it runs on the loop's thread."""
         return in_background(lambda _: work()) if threading.get_ident() in self.loops else work()
-
-
-__all__ = ["Simulator"]

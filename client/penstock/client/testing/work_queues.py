@@ -164,6 +164,3 @@ def join(clock: Clock, other: Clock) -> None:
     for number, last in other.items():
         if clock.get(number, -1) < last:
             clock[number] = last
-
-
-__all__ = ["Clock", "SimulatedEvent", "SimulatedStream", "Work", "WorkQueues", "join"]

@@ -143,6 +143,3 @@ def _is_narrow(value: Any) -> bool:
 
 def _refuse(sentence: str) -> NoReturn:
     raise InvalidRequest(sentence)
-
-
-__all__ = ["Arrival", "ArrivalStep", "steps_of"]

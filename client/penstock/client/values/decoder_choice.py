@@ -72,6 +72,3 @@ def make_decoder(device: Any, as_numpy: bool | None, memory: str, arrival: Arriv
 
 def _has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
-
-
-__all__ = ["check_values", "make_decoder"]

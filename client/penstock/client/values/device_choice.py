@@ -235,13 +235,3 @@ def _plain(device: Any, arrival: Arrival) -> ValueDecoder:
 
 def _note(device: Any, memory: str, why: str) -> None:
     log_in_background(logger.info, LANDS, _name(device), memory, why)
-
-
-__all__ = [
-    "check_device",
-    "cupy_lacks",
-    "decoder_for",
-    "is_cuda",
-    "is_driver",
-    "torch_lacks",
-]

@@ -153,6 +153,3 @@ def decode_on_device(
         return (here if nbytes and start in host else on_device)(dtype, shape, start, nbytes)
 
     return decode_entries(entries, body, place)
-
-
-__all__ = ["DeviceDecoder", "decode_on_device"]

@@ -57,6 +57,3 @@ class TorchDecoder:
     def position(self, position: int) -> Any:
         """Return `position` as an int64 tensor of no dimensions, on the host."""
         return torch.tensor(position, dtype=torch.int64)
-
-
-__all__ = ["TorchDecoder"]

@@ -89,6 +89,3 @@ class NumpyDecoder:
     def position(self, position: int) -> Any:
         """Return `position` as an int64 array of no dimensions."""
         return np.array(position, np.int64)
-
-
-__all__ = ["NumpyDecoder", "ValueDecoder"]

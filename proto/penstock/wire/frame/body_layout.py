@@ -151,6 +151,3 @@ def _tensor_field(
 def plain_name(name: str) -> str:
     """Return a name, which travels as text: so what a text may not hold it may not hold either."""
     return str(to_plain(name, name))
-
-
-__all__ = ["BodyLayout", "plain_name"]

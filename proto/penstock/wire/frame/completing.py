@@ -214,6 +214,3 @@ def _tensors(value: feed_pb2.Value) -> Iterator[feed_pb2.Tensor]:
 
 def _aligned(end: int) -> int:
     return -(-end // ALIGNMENT) * ALIGNMENT
-
-
-__all__ = ["check_packed", "complete", "completed", "packed_form", "sent_bytes"]

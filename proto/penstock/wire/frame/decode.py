@@ -107,6 +107,3 @@ def bfloat16_dtype() -> np.dtype[Any]:
         ) from error
     found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return found
-
-
-__all__ = ["TensorMaker", "bfloat16_dtype", "decode_entries", "decode_values", "numpy_maker"]

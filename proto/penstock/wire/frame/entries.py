@@ -148,6 +148,3 @@ def _tensor(tensor: feed_pb2.Tensor, name: str) -> TensorPlace:
             f"{place.nbytes} bytes"
         )
     return place
-
-
-__all__ = ["Entries", "HeaderValue", "TensorPlace", "ValueEntry", "read_entries", "tensors_of"]

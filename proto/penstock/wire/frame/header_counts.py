@@ -46,6 +46,3 @@ def accounting_field(accounting: tuple[tuple[str, int], ...]) -> bytes:
     part = feed_pb2.BatchHeader()
     add_counts(part.accounting.add, dict(accounting))
     return part.SerializeToString()
-
-
-__all__ = ["accounting_field", "add_counts"]

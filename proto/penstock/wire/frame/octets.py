@@ -149,17 +149,3 @@ def _skip_plain(view: memoryview, at: int, end: int, wire: int) -> int:
     if at > end:
         refuse("a message of the feed ends within a number")
     return at
-
-
-__all__ = [
-    "Buffer",
-    "crc32c",
-    "extend_crc32c",
-    "octets",
-    "read_length",
-    "read_tag",
-    "read_varint",
-    "refuse",
-    "skip_field",
-    "uvarint",
-]

@@ -239,13 +239,3 @@ def _chunk(view: memoryview, at: int, end: int, before: ChunkView | None) -> Chu
         else:
             at = skip_field(view, at, end, field, wire)
     return ChunkView(lane, offset, first, data)
-
-
-__all__ = [
-    "ChunkView",
-    "Reply",
-    "batch_messages",
-    "bundle",
-    "parse_replies",
-    "parse_reply",
-]

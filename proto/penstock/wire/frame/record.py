@@ -133,6 +133,3 @@ def _copy(into: NDArray, data: NDArray, crc: int) -> int:
         piece[:] = data[start : start + _CACHED_BYTES]
         crc = extend_crc32c(crc, piece)
     return crc
-
-
-__all__ = ["MAX_HEADER_BYTES", "write_body", "write_header"]

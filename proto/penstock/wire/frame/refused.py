@@ -126,6 +126,3 @@ def check_crc(header: feed_pb2.BatchHeader, body: Buffer, got: int | None = None
             expected=header.crc32c,
             got=got,
         )
-
-
-__all__ = ["check_chunk", "check_crc", "check_header"]

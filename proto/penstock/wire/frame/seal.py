@@ -62,6 +62,3 @@ def _damaged(how: str) -> ChecksumMismatch:
         f"the header of a batch {how}: read it again; if that fails too, check memory and network, "
         "and that both sides run the same version"
     )
-
-
-__all__ = ["check_sealed", "read_header", "with_position", "without_samples"]

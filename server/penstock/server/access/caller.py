@@ -123,6 +123,3 @@ CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-__all__ = ["ADMIN", "ANYBODY", "CALLER", "COMMIT", "INCLUDED", "READ", "TEXT", "Caller"]

@@ -271,6 +271,3 @@ def callers_in(path: Path) -> Iterator[tuple[str, Caller]]:
         yield f"token {digest[:12]}", caller
     for pattern, caller in known.by_certificate:
         yield f"certificate {pattern}", caller
-
-
-__all__ = ["PREFIX", "Access", "callers_in", "hash_of"]

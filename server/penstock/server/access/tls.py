@@ -199,6 +199,3 @@ def choose_ciphers(settings: TlsSettings, environ: MutableMapping[str, str] = os
 def _date(held: Contents) -> str:
     assert held.validity is not None
     return f"{held.validity.ends:%Y-%m-%dT%H:%M:%SZ}"
-
-
-__all__ = ["LOOK_S", "NodeTls", "choose_ciphers"]

@@ -186,6 +186,3 @@ def _fetch(items: Items, refs: list[ItemRef]) -> None:
             raise
         for ref in refs if len(refs) > 1 else ():
             _fetch(items, [ref])
-
-
-__all__ = ["WindowRead", "read_window"]

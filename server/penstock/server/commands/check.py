@@ -211,6 +211,3 @@ def _rate(alone: float, measured: JobMeasures, name: str) -> str:
 def _sample(text: str) -> list[str]:
     cut = text if len(text) <= _SAMPLE_CHARS else text[:_SAMPLE_CHARS] + " ..."
     return block("first sample", (f"    {line}" for line in cut.splitlines()))
-
-
-__all__ = ["check", "render"]

@@ -127,6 +127,3 @@ def _whole_lanes(job: Job) -> Iterator[Line]:
             lines = _open(job, lanes)
             yield from to_their_ends(lines)
             made = made or any(line.offset for line in lines)
-
-
-__all__ = ["CoreRate", "measure_core"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 
-from penstock.common.terminal import plain, plain_lines
 from penstock.server.commands.say import say
 from penstock.server.logs.captured import Printed
 from penstock.wire.errors import PenstockError
+from penstock.wire.plain import plain, plain_lines
 
 
 def report(error: PenstockError) -> None:
@@ -21,6 +21,3 @@ def report(error: PenstockError) -> None:
         logging.getLogger("penstock").error("%s", line)
     else:
         say(line, error=True)
-
-
-__all__ = ["report"]

@@ -123,6 +123,3 @@ def cli(context: click.Context) -> None:
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
         context.exit(2)
-
-
-__all__ = ["cli"]

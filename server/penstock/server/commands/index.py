@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from penstock.common.terminal import plain
 from penstock.server.commands.index_data_sets import DataSets, data_sets
 from penstock.server.commands.index_places import Wanted, check_apart, indexes_of
 from penstock.server.commands.measured_so_far import Watched
@@ -23,6 +22,7 @@ from penstock.server.planning.make.making import Engine, MadeIndex, Making, left
 from penstock.server.planning.make.measuring import Measuring
 from penstock.server.planning.make.measuring_pool import MeasuringPool
 from penstock.server.planning.make.on_ray import ray_engine
+from penstock.wire.plain import plain
 
 SHOWN_BAD = 10
 
@@ -209,6 +209,3 @@ def render(made: MadeIndex, counted: DataSets, role_set: str = "") -> str:
     bad = [f"  left out: {plain(item)}: {plain(why)}" for item, why in made.done.bad[:SHOWN_BAD]]
     title = f"index {made.index.url}"
     return Sheet(title, [("root", told["root"]), *rows], f"{whose}{what}", blocks=bad).text()
-
-
-__all__ = ["index", "render", "to_json"]

@@ -59,6 +59,3 @@ def _counted(
             "left_out": dict(left_out),
         }
     return found
-
-
-__all__ = ["DataSets", "data_sets"]

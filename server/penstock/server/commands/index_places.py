@@ -175,6 +175,3 @@ def check_apart(job: Job, wanted: Sequence[Wanted], makings: Sequence[Making]) -
                 f"indexes of sizes, {url!r}: give each set its own",
                 key="plan.index",
             )
-
-
-__all__ = ["Wanted", "check_apart", "indexes_of", "places_of"]

@@ -13,7 +13,8 @@ import click
 from penstock.server.commands.say import say
 from penstock.server.commands.try_out import try_out
 from penstock.server.jobs.assign import value_of
-from penstock.server.jobs.guess import BATCH_SIZE, IDS, Asked, Guess, guess
+from penstock.server.jobs.guess import BATCH_SIZE, Asked, Guess, guess
+from penstock.server.jobs.guess_columns import IDS
 from penstock.wire.errors import BadItem, InvalidRequest, PenstockError
 
 
@@ -321,6 +322,3 @@ def _text(value: Any) -> str:
 def _one_line(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= 60 else text[:56] + " ..."
-
-
-__all__ = ["init", "render"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.server.job.job import Job
-from penstock.server.pipeline.items import Filtered, Outcome
+from penstock.server.pipeline.items import Outcome
 from penstock.server.pipeline.known_verdicts import Quarantined
 from penstock.server.pipeline.line import Computed
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.roles.collators import BUILTIN_COLLATORS
 from penstock.wire.frame import read_header
 
@@ -45,6 +46,3 @@ def left_behind(job: Job, outcomes: Sequence[Outcome], batches: Sequence[Compute
         f"{names} of the samples {verb} in no batch: the collator {kinds} does not take what it "
         "does not know; a collator of your own, as a function, would"
     ]
-
-
-__all__ = ["left_behind"]

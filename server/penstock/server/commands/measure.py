@@ -24,10 +24,11 @@ from penstock.server.commands.token_text import decoder
 from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job.job import Job
 from penstock.server.job.role_set import RoleSet
-from penstock.server.pipeline.items import Filtered, Items, Outcome
+from penstock.server.pipeline.items import Items, Outcome
 from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.known_verdicts import Quarantined
 from penstock.server.pipeline.line import Computed, Line
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.planning.log.planned_log import planned_log
 from penstock.server.planning.report.planned_figures import check_fits
 from penstock.server.process.allocator import chosen
@@ -511,6 +512,3 @@ def _warnings(job: Job, found: JobMeasures) -> list[str]:
             remedy = "more items for each lane, or a larger pool, waste less"
         warnings.append(f"{1 - found.efficiency:.0%} of the tokens are padding: {remedy}")
     return warnings
-
-
-__all__ = ["JobMeasures", "Stopwatch", "examine", "warnings_of_lanes"]

@@ -73,6 +73,3 @@ def work(inherited: Inherited, heard: BinaryIO, out: BinaryIO) -> None:
 def main(inherited: Inherited) -> None:
     """Take the task that was inherited, and end with it."""
     attend(inherited, work, lambda out, error: say(out, {"error": True}, error))
-
-
-__all__ = ["main", "work"]

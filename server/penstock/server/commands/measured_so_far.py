@@ -112,6 +112,3 @@ def _time(seconds: float) -> str:
     if minutes < 2:
         return f"{seconds:.0f} s"
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-__all__ = ["Watched", "line"]

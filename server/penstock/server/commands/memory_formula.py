@@ -201,6 +201,3 @@ def _waiting_bytes(job: Job, sample_bytes: float, share: float) -> float:
     """Return the bytes of samples that wait, in all workers."""
     held = sum(waiting_samples(roles, sample_bytes) for roles in job.role_sets)
     return share * held * sample_bytes
-
-
-__all__ = ["NodeMemory", "node_memory"]

@@ -325,19 +325,3 @@ def pass_start(
                 break
             line.planner.forget()
     return filled
-
-
-__all__ = [
-    "POOLS_PASSED",
-    "REAL",
-    "Clocks",
-    "Meter",
-    "Metered",
-    "Rate",
-    "Window",
-    "lanes_beside",
-    "pass_start",
-    "queued_s",
-    "rate_of",
-    "to_their_ends",
-]

@@ -68,6 +68,3 @@ def _outer(part: str) -> list[str]:
     """Return the paths of the parts that a part is in."""
     names = part.split("/")
     return ["/".join(names[:count]) for count in range(1, len(names))]
-
-
-__all__ = ["PartShare", "part_rows", "part_shares"]

@@ -222,6 +222,3 @@ def _write(path: Path, text: str) -> None:
             field="html",
             value=str(path),
         ) from error
-
-
-__all__ = ["plan", "report"]

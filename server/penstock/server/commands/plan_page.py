@@ -197,6 +197,3 @@ def _lanes(report: PlanReport) -> str:
         else "",
         lanes_table(report),
     )
-
-
-__all__ = ["page"]

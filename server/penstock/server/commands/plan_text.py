@@ -191,6 +191,3 @@ def _lanes(report: PlanReport) -> list[str]:
     table = lanes_table(report)
     lines = table.lines(indent=4) if table.rows else []
     return block("the same with other numbers of lanes", lines)
-
-
-__all__ = ["bar_name", "lanes_table", "render", "sheet_of"]

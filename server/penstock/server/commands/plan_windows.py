@@ -185,6 +185,3 @@ def _say(out: BinaryIO, data: bytes = b"", *, error: bool = False) -> None:
 def main(inherited: Inherited) -> None:
     """Take the task that was inherited, and end with it."""
     attend(inherited, work, lambda out, error: _say(out, error, error=True))
-
-
-__all__ = ["LEAST_SAMPLES", "Apart", "main", "work"]

@@ -238,6 +238,3 @@ def _round_up(height: float) -> float:
 
 def _cut(name: str) -> str:
     return name if len(name) <= 28 else name[:27] + "…"
-
-
-__all__ = ["Axes", "PlotSeries", "band", "columns", "line", "lying", "shown"]

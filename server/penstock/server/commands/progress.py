@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from penstock.common.terminal import plain
+from penstock.wire.plain import plain
 
 Say = Callable[[str], None]
 """Takes what is being done; each call replaces what the one before said."""
@@ -76,6 +76,3 @@ class Progress:
 def watched() -> bool:
     """Tell whether a person sees what this process prints: a terminal that can redraw a line."""
     return sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-
-
-__all__ = ["Progress", "Say", "silent", "watched"]

@@ -32,9 +32,10 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job, LaneRoles
 from penstock.server.job.role_set import RoleSet
 from penstock.server.jobs.load import Config, load
-from penstock.server.pipeline.items import Filtered, Items, Outcome
+from penstock.server.pipeline.items import Items, Outcome
 from penstock.server.pipeline.known_verdicts import Quarantined, content_hash
 from penstock.server.pipeline.line import Computed, Line
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S
 from penstock.server.process.environment import FIXED, THREAD_VARIABLES, worker_environment
 from penstock.server.roles.base import BatchCollator, DataDistributor, RawItemProcessor, Source
@@ -682,23 +683,3 @@ def _main(
 
 if __name__ == "__main__":
     _main(*sys.argv[1:])
-
-
-__all__ = [
-    "Gather",
-    "Surroundings",
-    "batch_facts",
-    "batches_with_all",
-    "check_promises",
-    "compare",
-    "find_dependences",
-    "first_batches",
-    "first_items",
-    "first_lanes",
-    "gather_backwards",
-    "gather_elsewhere",
-    "item_facts",
-    "order_of",
-    "raw_facts",
-    "resumed_batches",
-]

@@ -12,6 +12,3 @@ from penstock.common.terminal import columns_of, folded
 def say(text: str, *, error: bool = False) -> None:
     """Print lines on stdout, or on stderr; in a pipe or a file they are as long as they are."""
     click.echo(folded(text, columns_of(sys.stderr if error else sys.stdout)), err=error)
-
-
-__all__ = ["say"]

@@ -24,6 +24,3 @@ def schema(as_markdown: bool) -> None:
         click.echo(markdown(), nl=False)
     else:
         click.echo(json.dumps(json_schema(), indent=2))
-
-
-__all__ = ["schema"]

@@ -84,6 +84,3 @@ def serve(
         return run(config, users=users)
     finally:
         kill_zygote()  # it may still do its imports, and look at nothing else
-
-
-__all__ = ["serve"]

@@ -14,5 +14,3 @@ set_option = click.option(
     help="Override a key of a job, such as main.batcher.max_tokens=8192; the value is YAML. May be "
     "given several times.",
 )
-
-__all__ = ["set_option"]

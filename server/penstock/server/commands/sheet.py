@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import click
 
-from penstock.common.terminal import plain
 from penstock.common.text_table import Table
+from penstock.wire.plain import plain
 
 
 class Sheet(NamedTuple):
@@ -59,6 +59,3 @@ def counted(number: int, noun: str) -> str:
     """Return `1 lane`, `4 batches`."""
     plural = "" if number == 1 else "es" if noun.endswith("batch") else "s"
     return f"{number:,} {noun}{plural}"
-
-
-__all__ = ["Sheet", "block", "counted"]

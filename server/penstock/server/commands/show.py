@@ -231,6 +231,3 @@ def _readable(job: Job, computed: Computed, batches_per_step: int, as_text: bool
     more = f" and {len(drawn) - SHOWN_ITEMS} more" if len(drawn) > SHOWN_ITEMS else ""
     lines.append(f"  items (source[index]@epoch): {', '.join(drawn[:SHOWN_ITEMS])}{more}")
     return "\n".join(lines)
-
-
-__all__ = ["Replay", "computed_batches", "show"]

@@ -200,6 +200,3 @@ def main(inherited: Inherited) -> None:
         except PenstockError as error:
             with contextlib.suppress(OSError):  # nobody listens any more
                 _say(channel, {"error": encode_error(error).hex()})
-
-
-__all__ = ["SideBySide", "main", "measure_together"]

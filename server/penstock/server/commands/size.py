@@ -235,6 +235,3 @@ def _memory(
         lanes=lanes,
         groups=groups or None,
     )
-
-
-__all__ = ["size"]

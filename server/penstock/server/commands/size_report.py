@@ -296,6 +296,3 @@ def _mb(bytes_per_s: float) -> str:
 
 def _gib(nbytes: float) -> str:
     return f"{_rounded(nbytes / 2**30, 2)} GiB"
-
-
-__all__ = ["Found", "notes_of", "notes_of_core", "render"]

@@ -279,17 +279,3 @@ def store_writes(
     if seconds:
         count = min(count, lanes / seconds)
     return Writes(count, count * -(-snapshot_bytes // PAGE_BYTES) * PAGE_BYTES)
-
-
-__all__ = [
-    "HEAD_ROOM",
-    "Lanes",
-    "Machine",
-    "Needed",
-    "OneCore",
-    "Size",
-    "Writes",
-    "lanes_for",
-    "size_of",
-    "store_writes",
-]

@@ -109,6 +109,3 @@ def _append(file: Path, entry: dict[str, object]) -> None:
         raise InvalidRequest(
             f"{file} cannot be written: {error.strerror or error}", field="file", value=str(file)
         ) from error
-
-
-__all__ = ["token"]

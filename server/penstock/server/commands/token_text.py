@@ -13,6 +13,3 @@ def decoder(roles: RoleSet) -> Decode | None:
     """
     own = getattr(roles.processor, "decode", None)
     return (lambda ids: str(own(list(ids)))) if callable(own) else None
-
-
-__all__ = ["decoder"]

@@ -44,6 +44,3 @@ def try_out(path: Path) -> dict[str, Any]:
         raise ERRORS.get(code, PenstockError).with_fields(message, fields)
     job: dict[str, Any] = found
     return job
-
-
-__all__ = ["try_out"]

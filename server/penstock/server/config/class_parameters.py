@@ -135,6 +135,3 @@ def describe_type(wanted: Any) -> str:
     if name in ("list", "Sequence") and arguments:
         return f"a list of {describe_type(arguments[0]).removeprefix('a ')} values"
     return word
-
-
-__all__ = ["Remedy", "check_parameters", "constructor_parameters", "describe_type"]

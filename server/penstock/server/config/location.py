@@ -72,6 +72,3 @@ class Location:
         return replace(
             found, message=f"{where}: {sentence}", key=self.key, file=self.file, line=line
         )
-
-
-__all__ = ["KeyPath", "Location", "key_text"]

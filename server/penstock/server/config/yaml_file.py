@@ -281,6 +281,3 @@ def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], location: L
         seen[key.value] = line
         lines[(*path, key.value)] = line
         _walk(value, (*path, key.value), lines, location)
-
-
-__all__ = ["parse", "read"]

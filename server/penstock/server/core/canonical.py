@@ -36,6 +36,3 @@ def _refuse_foreign(value: Any, where: str) -> None:
         "numbers, strings, lists or dicts, or give the role a `version` and override parameters()",
         key=where,
     )
-
-
-__all__ = ["canonical"]

@@ -32,6 +32,3 @@ class CounterRandom:
     def __getitem__(self, number: int) -> int:
         """Return a number of the sequence, in `[0, 2**64)`."""
         return mix((self._start + (number + 1) * GAMMA) & MASK)
-
-
-__all__ = ["RANDOM_VERSION", "CounterRandom"]

@@ -149,6 +149,3 @@ def _mix(z: Any) -> Any:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX_1)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX_2)
     return z ^ (z >> np.uint64(31))
-
-
-__all__ = ["MAX_ITEMS", "ORDER_VERSION", "TABLE_ITEMS", "Permutation"]

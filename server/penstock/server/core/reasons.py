@@ -21,5 +21,3 @@ batches, and those of them, with their tokens, that came in later ones."""
 
 RETRIES = ("unavailable", "second_try")
 """Why something was tried again: an error that may be temporary; an item that failed once."""
-
-__all__ = ["QUARANTINED", "RETRIES", "SIZES"]

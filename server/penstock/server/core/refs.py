@@ -207,6 +207,3 @@ def _rows_from_json(data: Sequence[Any]) -> Rows:
     spans = [None if start < 0 else Span(start, stop) for start, stop in ends]
     refs = iter(_made(SampleRef, zip(items, parts, sizes, spans, strict=True)))
     return [list(islice(refs, count)) for count in counts]
-
-
-__all__ = ["BatchPlan", "ItemRef", "Row", "Rows", "SampleRef", "Span"]

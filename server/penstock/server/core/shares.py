@@ -163,14 +163,3 @@ def largest_remainder(weights: Sequence[int], total: int) -> list[int]:
         above = [(found[p] - ideal[p], found[p], -p) for p in range(len(found)) if found[p] > 1]
         found[-max(above)[2]] -= 1
     return found
-
-
-__all__ = [
-    "MAX_RATIO",
-    "Rotation",
-    "exact",
-    "largest_remainder",
-    "next_part",
-    "sample_ratio",
-    "whole_weights",
-]

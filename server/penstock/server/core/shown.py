@@ -25,6 +25,3 @@ def shown_at(key: str, value: Any) -> str:
 
 def _is_constant(value: Any) -> bool:
     return value is None or isinstance(value, bool)
-
-
-__all__ = ["shown", "shown_at"]

@@ -17,6 +17,3 @@ def mix(z: int) -> int:
     z = ((z ^ (z >> 30)) * MIX_1) & MASK
     z = ((z ^ (z >> 27)) * MIX_2) & MASK
     return z ^ (z >> 31)
-
-
-__all__ = ["GAMMA", "MASK", "MIX_1", "MIX_2", "mix"]

@@ -131,6 +131,3 @@ def budget_spent(limit: int, verdict: Verdict, known: Iterable[Verdict] = ()) ->
         offset=verdict.offset,
         reason="quarantine budget spent",
     )
-
-
-__all__ = ["STAGES", "Encoded", "Verdict", "budget_spent"]

@@ -228,6 +228,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-__all__ = ["Corpus", "default_folder", "main", "make", "texts"]

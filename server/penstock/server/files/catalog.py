@@ -400,24 +400,3 @@ def take_catalogs(fd: int) -> None:
         at += key_length
         _handed[key] = data[at : at + length]
         at += length
-
-
-__all__ = [
-    "AUTO",
-    "MAX_CATALOG_BYTES",
-    "MAX_FOLDER_BYTES",
-    "OFF",
-    "SETTLED_S",
-    "VARIABLE",
-    "Catalog",
-    "Stamp",
-    "cache_folder",
-    "cache_variable",
-    "catalog_key",
-    "keep_in",
-    "local_stamp",
-    "open_catalog",
-    "pack_catalogs",
-    "remote_stamp",
-    "take_catalogs",
-]

@@ -71,14 +71,3 @@ def files_fingerprint(files: Iterable[tuple[str, int, str]]) -> dict[str, Any]:
     if len(entries) <= LISTED_FILES:
         fingerprint["list"] = entries
     return fingerprint
-
-
-__all__ = [
-    "BLOCKS",
-    "BLOCK_BYTES",
-    "WHOLE_BYTES",
-    "ReadAt",
-    "content_hash",
-    "files_fingerprint",
-    "sampled_ranges",
-]

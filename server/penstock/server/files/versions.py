@@ -151,6 +151,3 @@ def changed(path: str, then: Stamp, now: Stamp) -> SourceChanged:
         "are immutable; restart with the new files as a new job",
         path=path,
     )
-
-
-__all__ = ["Hashed", "Versions", "changed", "is_same", "read_unchanged"]

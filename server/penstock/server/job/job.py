@@ -593,15 +593,3 @@ class Job:
         """Let go of the sources' files."""
         for source in self.sources.values():
             source.close()
-
-
-__all__ = [
-    "DEFAULT_LANES",
-    "MAX_SOURCE_NAME",
-    "ORDER_FORMAT",
-    "SOURCE_NAME",
-    "Job",
-    "LaneRoles",
-    "RoleSet",
-    "canonical",
-]

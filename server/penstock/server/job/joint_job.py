@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from penstock.common.checks import check_choice
-from penstock.server.job.job import (
-    DEFAULT_LANES,
-    MAX_SOURCE_NAME,
-    SOURCE_NAME,
-    Job,
-    LaneRoles,
-    RoleSet,
-)
-from penstock.server.job.role_set import deal_lanes, joint_specs, name_taken
+from penstock.server.job.job import MAX_SOURCE_NAME, SOURCE_NAME, Job, LaneRoles
+from penstock.server.job.role_set import DEFAULT_LANES, RoleSet, deal_lanes, joint_specs, name_taken
 from penstock.server.job.set_choice import Choices, by_largest_remainder, shares_in_block
 from penstock.server.roles.base import KeySpec
 from penstock.wire.errors import InvalidJob, InvalidRequest
@@ -132,12 +127,12 @@ class JointJob(Job):
         """Return the sets of roles that make batches of a lane, with its number in each."""
         return self._lane_roles[lane]
 
+    @override
     def choice(self, lane: int, offset: int) -> int:
-        """Return which of the `lane_roles` of a lane makes the batch at an offset."""
         return 0 if self.chosen_by == "lane" else self._choices.at(lane, offset)
 
+    @override
     def uses(self, lane: int, offset: int) -> Sequence[int]:
-        """Return how many batches before an offset each of the `lane_roles` has made."""
         return (offset,) if self.chosen_by == "lane" else self._choices.uses(lane, offset)
 
     def known_end(self, lane: int) -> int | None:
@@ -248,6 +243,3 @@ def _check_apart(sets: Mapping[str, RoleSet]) -> None:
                     "make one for each, since it keeps what it reads and draws for its own lanes",
                     key="joint",
                 )
-
-
-__all__ = ["CHOICES", "JointJob", "RoleSet"]

@@ -39,6 +39,3 @@ class PlannedBatches(Protocol):
 def in_words(counts: Mapping[str, int]) -> str:
     """Return counts by name as people read them."""
     return ", ".join(f"{name}: {count:,}" for name, count in sorted(counts.items()) if count)
-
-
-__all__ = ["PlannedBatches", "in_words"]

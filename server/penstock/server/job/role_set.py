@@ -471,15 +471,3 @@ def joint_layout(sets: Sequence[RoleSet]) -> ValueLayout:
     """Return how samples lie in a batch that any of some sets may have made; if they agree."""
     layouts = {roles.collator.value_layout() for roles in sets}
     return layouts.pop() if len(layouts) == 1 else ValueLayout()
-
-
-__all__ = [
-    "DEFAULT_LANES",
-    "EXHAUSTED",
-    "JobPlan",
-    "RoleSet",
-    "deal_lanes",
-    "joint_layout",
-    "joint_specs",
-    "name_taken",
-]

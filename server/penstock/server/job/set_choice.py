@@ -117,6 +117,3 @@ class Choices:
     def _make_block(self, of_class: int, block: int) -> list[int]:
         order = Permutation(len(self._sets), self._seed, block, f"sets {of_class}")
         return [self._sets[order[place]] for place in range(len(self._sets))]
-
-
-__all__ = ["MAX_BLOCK", "Choices", "by_largest_remainder", "shares_in_block"]

@@ -174,6 +174,3 @@ def _with(section: Any, found: _Assignment, depth: int) -> Any:
             value=found.option,
         )
     return {**(section or {}), part: _with((section or {}).get(part), found, depth + 1)}
-
-
-__all__ = ["FLAG", "assign", "value_of"]

@@ -18,7 +18,8 @@ from typing import Any
 
 from penstock.server.config.location import Location
 from penstock.server.job.job import Job, find_job
-from penstock.server.job.joint_job import JointJob, RoleSet
+from penstock.server.job.joint_job import JointJob
+from penstock.server.job.role_set import RoleSet
 from penstock.server.jobs.python_file import jobs_in
 from penstock.server.jobs.registry import KINDS, absolute, build
 from penstock.server.jobs.settings import JobSettings, RolesSettings, SetSettings
@@ -274,6 +275,3 @@ def _placed(error: PenstockError, given: dict[str, Any], location: Location) -> 
     if not isinstance(error, InvalidJob):
         return error.reworded(f"{location.key}: {error.message}")
     return at.error(f"{location.key}: {error.message}", error)
-
-
-__all__ = ["Definition", "decode", "rebuild"]

@@ -25,6 +25,3 @@ def argument_docs(docstring: str | None) -> dict[str, str]:
         elif name and line.strip():
             meanings[name].append(line.strip())
     return {key: " ".join(parts) for key, parts in meanings.items()}
-
-
-__all__ = ["argument_docs"]

@@ -11,8 +11,8 @@ from typing import Any
 
 from penstock.server.config.class_parameters import constructor_parameters
 from penstock.server.config.location import Location
-from penstock.server.job.job import DEFAULT_LANES
-from penstock.server.jobs.guess_columns import IDS, ColumnGuess, find_columns, length
+from penstock.server.job.role_set import DEFAULT_LANES
+from penstock.server.jobs.guess_columns import ColumnGuess, find_columns, length
 from penstock.server.jobs.guess_files import TOKENIZER, find_source, named
 from penstock.server.jobs.registry import KINDS, build
 from penstock.server.roles.base import IndexedSource, RawItem
@@ -287,6 +287,3 @@ def _end_token(path: Path) -> str | None:
 
     tokenizer = Tokenizer.from_file(str(path))
     return next((token for token in END_TOKENS if tokenizer.token_to_id(token) is not None), None)
-
-
-__all__ = ["IDS", "Asked", "Guess", "guess", "has_chat_template"]

@@ -223,6 +223,3 @@ def length(item: RawItem, column: str | None) -> int:
     if value is not None and _is_chat(value):
         return sum(len(str(turn.get("content") or turn.get("value") or "")) for turn in value)
     return len(value) if isinstance(value, Sized) else 0  # one item may hold a number
-
-
-__all__ = ["IDS", "ColumnGuess", "find_columns", "length"]

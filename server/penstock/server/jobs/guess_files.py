@@ -234,6 +234,3 @@ def _of_path(said: str, path: object) -> InvalidRequest:
 def named(path: Path, base: Path) -> str:
     """Return a path as the job file names it: relative if it is below the file's folder."""
     return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
-
-
-__all__ = ["TOKENIZER", "find_source", "named"]

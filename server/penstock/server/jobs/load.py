@@ -262,6 +262,3 @@ def _load_python(
         for key, make in jobs_in(spec, target).items()
     }
     return Config(target=spec, server=server, jobs=Jobs(builders), base=base)
-
-
-__all__ = ["Config", "Jobs", "load"]

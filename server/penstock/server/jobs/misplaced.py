@@ -73,6 +73,3 @@ def _role_of(word: str) -> str:
                     f"it is a parameter of the {kind} {name}: {kind}: {{type: {name}, {word}: ...}}"
                 )
     return ""
-
-
-__all__ = ["remedy", "remedy_in_role"]

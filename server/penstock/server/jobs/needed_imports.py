@@ -46,6 +46,3 @@ def _of(roles: RolesSettings) -> Iterator[str]:
             yield f"{PACKAGE}.{PLACES[name][0]}"
         if (module := IMPORTED[kind].get(name)) is not None:
             yield module
-
-
-__all__ = ["IMPORTED", "imported"]

@@ -97,6 +97,3 @@ def _section(variable: str, value: str) -> Any:
             field=variable,
             value=value,
         ) from None
-
-
-__all__ = ["override"]

@@ -81,6 +81,3 @@ def _called(target: str, function: Callable[[], Any]) -> Any:
             + (f" ({line})" if line else ""),
             traceback=user_traceback(error),
         ) from error
-
-
-__all__ = ["JOB_NAME", "jobs_in"]

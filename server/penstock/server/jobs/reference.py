@@ -198,6 +198,3 @@ def _table(what: str, rows: Iterator[ReferenceRow]) -> list[str]:
         default = row.default if row.default == "required" else f"`{row.default}`"
         lines.append(f"| `{row.name}` | {default} | {row.meaning.replace('|', chr(92) + '|')} |")
     return lines
-
-
-__all__ = ["ReferenceRow", "json_schema", "markdown", "parameter_rows", "setting_rows"]

@@ -273,16 +273,3 @@ def absolute(value: Any, base: Path) -> Any:
     if isinstance(value, dict):
         return {key: absolute(inner, base) for key, inner in value.items()}
     return value
-
-
-__all__ = [
-    "FUNCTIONS",
-    "KINDS",
-    "Kind",
-    "NumberedName",
-    "absolute",
-    "build",
-    "numbered",
-    "resolve",
-    "resolve_path",
-]

@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from penstock.common.resources import usable_cpus, usable_memory_bytes
-from penstock.server.job.job import DEFAULT_LANES, MAX_LATER, Job
-from penstock.server.job.joint_job import JointJob, RoleSet
+from penstock.server.job.job import MAX_LATER, Job
+from penstock.server.job.joint_job import JointJob
+from penstock.server.job.role_set import DEFAULT_LANES, RoleSet
 from penstock.server.jobs.docstrings import argument_docs
 from penstock.server.planning.log.job_plan import Plan
 from penstock.server.process.allocator import AUTO
@@ -404,16 +405,3 @@ class JobFile(_Section):
         description="The jobs by name.",
         json_schema_extra={"expects": "at least one job: NAME: {source: ..., ...}"},
     )
-
-
-__all__ = [
-    "JobFile",
-    "JobSettings",
-    "PlanSettings",
-    "RoleSpec",
-    "RolesSettings",
-    "ServerSettings",
-    "SetSettings",
-    "TlsSettings",
-    "parse_bytes",
-]

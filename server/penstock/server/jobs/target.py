@@ -11,6 +11,3 @@ def absolute_target(target: str) -> str:
     if not colon or not path.endswith(".py"):
         path, colon, attribute = target, "", ""
     return f"{Path(path).expanduser().absolute()}{colon}{attribute}"
-
-
-__all__ = ["absolute_target"]

@@ -69,6 +69,3 @@ class TokenSettings(BaseModel):
     streams: Count | None = _key("streams", None)  # type: ignore[assignment]
     lanes: Count | None = _key("lanes", None)  # type: ignore[assignment]
     horizon: Count | None = _key("horizon", None)  # type: ignore[assignment]
-
-
-__all__ = ["EXPECTED", "TokenSettings"]

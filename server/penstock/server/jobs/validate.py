@@ -118,6 +118,3 @@ def _expects(field: FieldInfo | None) -> str:
     if isinstance(extra, dict) and "expects" in extra:
         return str(extra["expects"])
     return "keys and values: server and jobs"
-
-
-__all__ = ["validate"]

@@ -240,17 +240,3 @@ def _ended_by(kind: type[BaseException], error: BaseException | None, trace: Any
     if issubclass(kind, SystemExit | KeyboardInterrupt) or error is None:
         return
     logging.getLogger("penstock").critical("a bug", exc_info=(kind, error, trace))
-
-
-__all__ = [
-    "VARIABLE",
-    "Printed",
-    "decide",
-    "for_children",
-    "is_console",
-    "log_stream",
-    "raw_line",
-    "say_all",
-    "stderr_of_children",
-    "told",
-]

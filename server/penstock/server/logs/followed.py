@@ -36,6 +36,3 @@ class _First(logging.Handler):
         for handler in logging.getLogger().handlers:
             if handler is not self:
                 handler.handle(record)
-
-
-__all__ = ["follow"]

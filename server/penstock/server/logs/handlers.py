@@ -7,10 +7,11 @@ import re
 import sys
 from typing import Any
 
-from penstock.common.terminal import columns_of, folded, plain_lines
+from penstock.common.terminal import columns_of, folded
 from penstock.server.logs.captured import is_console, log_stream, say_all
 from penstock.server.process.hidden import hidden
 from penstock.wire.credentials import value_without_credentials, without_credentials
+from penstock.wire.plain import plain_lines
 
 with hidden("rich"):  # for tracebacks that no log here has, a tenth of a node's start
     import structlog
@@ -100,6 +101,3 @@ def _shown(_logger: Any, _name: str, event: Any) -> Any:
         },
         **error,
     }
-
-
-__all__ = ["configure"]

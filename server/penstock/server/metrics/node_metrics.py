@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Info, disable_created_metrics
+from typing_extensions import override
 
 from penstock.common import tracing
 from penstock.common.metric_table import help_of
@@ -196,8 +197,8 @@ class Metrics(Observer):
 
     # --- what the node tells ---
 
+    @override
     def produced(self, job: str, nbytes: int, counts: Mapping[str, int]) -> None:
-        """A batch was made."""
         self._batches.add(1, job)
         self._bytes.add(nbytes, job)
         tokens, padding = counts.get("tokens", 0), counts.get("padding_tokens", 0)
@@ -207,6 +208,7 @@ class Metrics(Observer):
             self._padding.add(padding, job)
             self._of(self._fill, job).observe(tokens / (tokens + padding))
 
+    @override
     def worked(
         self,
         job: str,
@@ -215,7 +217,6 @@ class Metrics(Observer):
         read_bytes: int,
         drawn: int,
     ) -> None:
-        """What some batches cost: a worker's seconds by stage, bytes read from storage, draws."""
         for stage, seconds in stages_s.items():
             self._stages.add(seconds, job, stage, count=batches)
         self._items.add(drawn, job)
@@ -252,8 +253,8 @@ class Metrics(Observer):
             self._of(metric, job, self._bounded(metric, job, reason)).inc(new)
         self._seen[job, lane] = {k: max(v, before.get(k, 0)) for k, v in counters.items()}
 
+    @override
     def left_out(self, job: str, exits: Mapping[str, int]) -> None:
-        """Samples that making a batch left out, or found larger or smaller than they were told."""
         for name, count in exits.items():
             metric = self._skipped if name.startswith("quarantined:") else self._batcher
             self._of(metric, job, self._bounded(metric, job, name)).inc(count)
@@ -273,12 +274,12 @@ class Metrics(Observer):
             self._of(self._quarantined, job, *kind).set(count)
         self._kinds[job].update(sums)
 
+    @override
     def worker_died(self) -> None:
-        """A worker process ended unasked."""
         self._restarts.inc()
 
+    @override
     def failed(self, job: str, code: str) -> None:
-        """A batch could not be made."""
         self._of(self._failed, job, code).inc()
 
     def store_failed(self, error: PenstockError) -> None:
@@ -286,8 +287,8 @@ class Metrics(Observer):
         if error.code in STORE_ERRORS:
             self._of(self._store_errors, error.code).inc()
 
+    @override
     def verified(self, job: str, pure: bool) -> None:
-        """A batch was made twice, and was the same, or was not."""
         self._of(self._verified, job).inc()
         if not pure:
             self._of(self._impure, job).inc()
@@ -407,6 +408,3 @@ def _item_bytes(job: Job) -> float:
             lanes = roles.lanes if reading.lanes is None else len(reading.lanes)
             total += lanes * reading.share * reading.item_bytes
     return total / sum(roles.lanes for roles in job.role_sets)
-
-
-__all__ = ["Metrics"]

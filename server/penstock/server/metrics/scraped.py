@@ -100,6 +100,3 @@ def _highest(streams: Iterable[Mapping[str, Any]], key: str) -> list[tuple[str, 
         rank = str(stream["rank"])
         by_rank[rank] = max(by_rank.get(rank, 0.0), stream[key])
     return sorted(by_rank.items(), key=lambda pair: -pair[1])[:SLOWEST_RANKS]
-
-
-__all__ = ["SLOWEST_RANKS", "CallerCollector", "StatusCollector"]

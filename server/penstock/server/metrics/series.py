@@ -92,6 +92,3 @@ def family(name: str) -> Any:
         "summary": SummaryMetricFamily,
     }[metric.kind]
     return made(name, help_of(name), labels=metric.labels)
-
-
-__all__ = ["Series", "family", "made"]

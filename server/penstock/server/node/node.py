@@ -418,6 +418,3 @@ def _check_policies(job: Job, first: Job) -> None:
                 f"their {key} is {ours} and {theirs}: give both the same, or another seed",
                 key=key,
             )
-
-
-__all__ = ["Node"]

@@ -97,6 +97,3 @@ def _moves(falling: Iterable[tuple[int, int]], capacity: int) -> Iterator[Move]:
             else:
                 small[left] = taking
                 heapq.heappush(largest, -left)
-
-
-__all__ = ["best_fit_decreasing", "count_best_fit_decreasing"]

@@ -132,6 +132,3 @@ def _needs(sizes: npt.NDArray[np.int64]) -> Iterator[int]:
             yield from (part << BITS).tolist()
         else:
             yield from (length << BITS for length in part.tolist())
-
-
-__all__ = ["first_fit"]

@@ -94,6 +94,3 @@ def _moves(falling: Iterable[tuple[int, int]], capacity: int) -> Iterator[Move]:
             else:
                 packs[fill] = taking
                 heapq.heappush(fills, fill)
-
-
-__all__ = ["count_knapsack", "knapsack"]

@@ -142,16 +142,3 @@ def _pairs(
     for start in range(0, len(lengths), CHUNK):
         some = slice(start, start + CHUNK)
         yield from zip(lengths[some].tolist(), counts[some].tolist(), strict=True)
-
-
-__all__ = [
-    "LARGEST",
-    "Histogram",
-    "Lengths",
-    "checked",
-    "checked_array",
-    "checked_histogram",
-    "longest_first",
-    "runs",
-    "runs_of_histogram",
-]

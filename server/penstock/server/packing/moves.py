@@ -73,6 +73,3 @@ def numbered(moves: Iterable[Move], samples: int) -> tuple[npt.NDArray[np.int64]
         elif after != CLOSED:
             groups[after] = taking
     return taken_by, opened
-
-
-__all__ = ["CLOSED", "NEW", "Move", "numbered", "packs_of"]

@@ -37,6 +37,3 @@ def next_fit(lengths: Lengths, capacity: int) -> Packs:
             room = capacity - length
     bounds.append(count)
     return Packs(np.arange(count), np.frombuffer(bounds, dtype=np.int64))
-
-
-__all__ = ["next_fit"]

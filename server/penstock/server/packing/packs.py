@@ -88,6 +88,3 @@ class Packs(Sequence[list[int]]):
     def __repr__(self) -> str:
         """Return the packs as a list shows them; of many, the first."""
         return repr(list(self)) if len(self) <= 8 else f"<{len(self)} packs: {self[:8]}...>"
-
-
-__all__ = ["Packs"]

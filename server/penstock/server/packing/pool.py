@@ -131,6 +131,3 @@ def choose(
             candidates = [other for other in candidates if keys[other] != keys[index]]
         longest = max(longest, lengths[index])
     return chosen
-
-
-__all__ = ["LONG_SAMPLE_THRESHOLD", "STRATEGIES", "choose", "pool"]

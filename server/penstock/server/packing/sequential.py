@@ -48,6 +48,3 @@ def sequential(lengths: Lengths, capacity: int, *, lookahead_limit: int = 10) ->
         if pack:
             packs.append(pack)
     return packs
-
-
-__all__ = ["sequential"]

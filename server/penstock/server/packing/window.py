@@ -65,6 +65,3 @@ def _roll(sizes: Sequence[int], capacity: int, size: int, order: Sequence[int]) 
         packs.append(pack)
         shown = left + list(islice(coming, size - len(left)))
     return packs
-
-
-__all__ = ["window"]

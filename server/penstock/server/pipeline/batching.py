@@ -180,6 +180,3 @@ class Batching:
         held |= {(ref.item, ref.part) for batch in ready for row in batch for ref in row}
         for key in [key for key in self.samples if key not in held]:
             del self.samples[key]
-
-
-__all__ = ["Batching"]

@@ -69,6 +69,3 @@ class Chance:
         return context.drew or (
             processor.uses_global_rng and drawn_since(item_key(self._job.seed, item))
         )
-
-
-__all__ = ["Chance"]

@@ -94,6 +94,3 @@ class Collating:
             values = collator.collate_to_send(rows, context)
         # NumPy's integers, which a sum gives, cannot be in a message.
         return values, {name: int(value) for name, value in context.counts.items()}
-
-
-__all__ = ["Collating"]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from penstock.server.core.refs import BatchPlan, Rows
 from penstock.server.pipeline.raws import RawItems
@@ -119,8 +120,8 @@ class _Rows(ColumnRows):
             for column in self._roles.columns
         }
 
+    @override
     def write(self, column: str, row: int, out: npt.NDArray[Any]) -> None:
-        """Write the samples of a row one after another into `out`, which has just that size."""
         end = 0
         for name, run in self._runs(self._ends[row], self._ends[row + 1]):
             begin, end = end, end + int((run.stops - run.starts).sum())
@@ -186,6 +187,3 @@ class _Rows(ColumnRows):
         ask = partial(self._roles.told_sizes, source, samples.indices.tolist())
         told = self._items.of_source(ask)
         return told is not None and bool((np.asarray(told) == lengths).all())
-
-
-__all__ = ["collate_columns"]

@@ -9,8 +9,9 @@ from math import gcd
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.role_set import RoleSet
-from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Bad
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.roles.base import RawItemProcessor, Sample
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.usercode.frames import error_line
@@ -181,6 +182,3 @@ class LookAhead:
             for each in coming
             if each not in self._known and find("draw", each, self._lane, offset) is None
         ]
-
-
-__all__ = ["AHEAD_BYTES", "BATCHES_PER_ITEM_AHEAD", "LOOK_AHEAD", "LookAhead", "waiting_samples"]

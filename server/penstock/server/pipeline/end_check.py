@@ -23,6 +23,3 @@ def miscounted(job: Job, lane: int, counted: int, now: str) -> LogDiverged:
         ours=now,
         theirs=counted,
     )
-
-
-__all__ = ["miscounted"]

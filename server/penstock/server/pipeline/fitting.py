@@ -262,6 +262,3 @@ class Fitting:
 
 def _is_free(ref: SampleRef, found: Found) -> bool:
     return ref.span is None and ref[:2] in found
-
-
-__all__ = ["Exits", "Fitting", "Found"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Bad
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.roles.base import Sample
 from penstock.server.usercode.held_bytes import held_bytes
 
@@ -45,6 +46,3 @@ def outcomes_in_lane(
         elif isinstance(outcome := found.get(item), list):
             known.keeper().keep_outcome((lane, item), outcome, held_bytes(outcome))
     return [found[item] if item in found else kept[lane, item][0] for item in items]
-
-
-__all__ = ["outcomes_in_lane"]

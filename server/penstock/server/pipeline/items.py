@@ -234,6 +234,3 @@ class Items(ProcessedItems):
         chance = not from_raw and self.chance.is_chance(item, self.processing(item))
         bad = Bad(error, content_hash(None), every_epoch=not chance)
         return self.judge(stage, item, bad, lane, offset)
-
-
-__all__ = ["Filtered", "Items", "Outcome"]

@@ -9,9 +9,10 @@ from functools import partial
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.pipeline.fitting import Exits, Fitting, Found
 from penstock.server.pipeline.in_lane import outcomes_in_lane
-from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.later import Fit, Later
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.roles.base import Sample
 
 
@@ -137,6 +138,3 @@ class Joining:
         if exits.put_off:
             self._fitting.rearrange(plan, found, exits)
         return found
-
-
-__all__ = ["Joining"]

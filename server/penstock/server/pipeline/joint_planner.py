@@ -152,6 +152,3 @@ def _inner(job: Job, lane: int, items: Items, part: LaneRoles) -> SamplePlanner 
     if part.roles.planned is not None:
         return PlannedPlanner(job, lane, items, part)
     return SamplePlanner(job, lane, items, part)
-
-
-__all__ = ["JointPlanner"]

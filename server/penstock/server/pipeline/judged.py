@@ -53,6 +53,3 @@ class JudgedDraws:
     def _count(self, verdict: Verdict) -> None:
         self._counters["quarantined:draw"] += 1
         self.last = max(self.last, verdict.number)
-
-
-__all__ = ["JudgedDraws"]

@@ -160,6 +160,3 @@ class KeptItems:
                 del raws
                 self._in_flight = frozenset()
                 self._changed.notify_all()
-
-
-__all__ = ["KEPT_BYTES", "NODE_KEPT_BYTES", "KeptItems", "kept_bytes"]

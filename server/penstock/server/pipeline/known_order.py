@@ -153,6 +153,3 @@ class KnownOrder:
         ends = self.numbering.order.ends
         assert ends is not None
         self.job.set_lane_ends(ends)
-
-
-__all__ = ["KnownOrder", "Look", "SoFar", "expected_draws", "items_counted"]

@@ -159,6 +159,3 @@ def content_hash(raw: Any) -> str:
 
     feed(raw)
     return digest.hexdigest()
-
-
-__all__ = ["Bad", "Quarantined", "VerdictBook", "content_hash", "kind_of"]

@@ -119,13 +119,3 @@ def _drawn(items: int) -> Accounting:
 @lru_cache(1024)  # the same few words at every batch
 def _cut(reason: str) -> str:
     return clean_text(reason[:MAX_REASON_CHARACTERS], MAX_REASON_CHARACTERS)
-
-
-__all__ = [
-    "MAX_REASONS",
-    "MAX_REASON_CHARACTERS",
-    "Accounting",
-    "LaneAccounts",
-    "all_counts",
-    "count_filtered",
-]

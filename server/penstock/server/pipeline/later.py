@@ -236,6 +236,3 @@ class Later:
 
     def _settled(self, waiting: Sequence[WaitingSamples], plan: BatchPlan, fit: Fit) -> Settled:
         return settle(waiting, plan, fit, self._within, RowsOf(self._calls, plan))
-
-
-__all__ = ["Decided", "Fit", "Later", "Room", "RowsOf", "Settled", "WaitingSamples", "settle"]

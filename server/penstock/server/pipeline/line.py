@@ -312,18 +312,3 @@ def far(job: Job, lane: int, offset: int, nearest: int) -> PositionFar:
         nearest=nearest,
         max_replay=job.max_replay,
     )
-
-
-__all__ = [
-    "LONG_REPLAY",
-    "MAX_EMPTIED",
-    "Computed",
-    "Line",
-    "Nearest",
-    "check_reachable",
-    "compute",
-    "far",
-    "nearest_line",
-    "only_padding",
-    "replay_cost",
-]

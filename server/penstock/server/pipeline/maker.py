@@ -135,6 +135,3 @@ class Maker:
 def epoch_of(plan: BatchPlan) -> int:
     """Return the epoch of the earliest draw of a batch; 0 where it has none."""
     return min([ref.item.epoch for row in plan.rows for ref in row], default=0)
-
-
-__all__ = ["Maker"]

@@ -169,6 +169,3 @@ class PlannedPlanner:
         if state:
             raise ValueError("it is of a job that is not planned")
         self.seek(offset)
-
-
-__all__ = ["PlannedPlanner"]

@@ -145,6 +145,3 @@ def seekable_sets(job: Job) -> list[bool]:
 def is_seekable(job: Job, lane: int, sets: Sequence[bool]) -> bool:
     """Tell whether arithmetic leads to any offset of a lane, given what `seekable_sets` found."""
     return all(sets[part.roles.number] for part in job.lane_roles(lane))
-
-
-__all__ = ["Planner", "is_seekable", "open_planner", "seekable_sets"]

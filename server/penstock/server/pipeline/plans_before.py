@@ -54,6 +54,3 @@ class PlansBefore:
         """Take back what `state` gave."""
         self._plans.clear()
         self._plans.extend(map(BatchPlan.from_json, state))
-
-
-__all__ = ["PlanAt", "PlansBefore"]

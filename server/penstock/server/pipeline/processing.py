@@ -222,6 +222,3 @@ def outcome_of(result: Any, context: ProcessContext) -> list[Sample] | Filtered:
         return [result]
     samples = list(result)
     return samples if samples else Filtered("empty")
-
-
-__all__ = ["NEVER_ABOUT_AN_ITEM", "Filtered", "ProcessedItems", "outcome_of"]

@@ -102,6 +102,3 @@ class RawItems(SourceCalls):
                 raws = contained(partial(self.items_of, source, own))
                 found.update(zip(own, raws, strict=True))
         return [found[item] for item in items] if found else []
-
-
-__all__ = ["RawItems"]

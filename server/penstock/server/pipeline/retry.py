@@ -239,6 +239,3 @@ class Calls:
             role=None if what.reading else what.role,
             traceback=None if what.reading else user_traceback(error),
         )
-
-
-__all__ = ["RETRY_DEADLINE_S", "Calls", "Progress", "RoleCall"]

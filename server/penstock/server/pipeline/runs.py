@@ -79,6 +79,3 @@ class Runs:
             sizes.append(size)
         self._items.read_ahead(later)
         return SampleRef.whole(coming, sizes)
-
-
-__all__ = ["Runs"]

@@ -17,11 +17,12 @@ from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.batching import Batching
 from penstock.server.pipeline.draws_ahead import LookAhead
 from penstock.server.pipeline.end_check import miscounted
-from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.judged import JudgedDraws
 from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.lane_counts import LaneAccounts, all_counts, count_filtered
 from penstock.server.pipeline.plans_before import PlansBefore
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.pipeline.retry import RoleCall
 from penstock.server.pipeline.runs import Runs
 from penstock.server.pipeline.starvation import Starvation
@@ -397,6 +398,3 @@ class SamplePlanner:
         self._runs.forget()
         self.offset = offset
         self._counted_before = self.counts()
-
-
-__all__ = ["SamplePlanner"]

@@ -84,6 +84,3 @@ def restore(
             lane=lane,
             offset=offset,
         ) from error
-
-
-__all__ = ["FORMAT", "MAGIC", "decode", "encode", "restore"]

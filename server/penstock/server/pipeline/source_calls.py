@@ -135,6 +135,3 @@ class SourceCalls(Calls):
     def seed(self, item: ItemRef) -> None:
         """Seed the borrowed generators for an item."""
         self.globals.seed(item_key(self.job.seed, item))
-
-
-__all__ = ["SourceCalls"]

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from penstock.server.core.refs import BatchPlan, ItemRef
-from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Bad
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.roles.base import Sample
 from penstock.wire.errors import LaneStarved
 
@@ -98,6 +99,3 @@ def zeroed(value: Any) -> Any:
     if hasattr(value, "__array__"):
         return np.zeros_like(np.asarray(value))
     return value
-
-
-__all__ = ["MAX_TRIES", "StandIns", "zeroed"]

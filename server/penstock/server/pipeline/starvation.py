@@ -89,12 +89,3 @@ class Starvation:
 
 def _words(counts: dict[str, int]) -> str:
     return ", ".join(f"{name}: {count}" for name, count in sorted(counts.items()) if count)
-
-
-__all__ = [
-    "MAX_DRAWS",
-    "MIN_DRAWS_WITHOUT_BATCH",
-    "MIN_DRAWS_WITHOUT_SAMPLE",
-    "STARVED_EPOCHS",
-    "Starvation",
-]

@@ -61,6 +61,3 @@ class MadeBatch:
             self._epoch,
             self.accounting,
         )
-
-
-__all__ = ["MadeBatch"]

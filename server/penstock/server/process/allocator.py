@@ -208,16 +208,3 @@ def _header(path: Path) -> bytes | None:
     except OSError:
         return None
     return head[4:6] + head[18:20] if head[:4] == b"\x7fELF" else None
-
-
-__all__ = [
-    "AUTO",
-    "OFF",
-    "VARIABLE",
-    "Allocator",
-    "chosen",
-    "is_marked",
-    "prefer",
-    "preloaded",
-    "withdraw",
-]

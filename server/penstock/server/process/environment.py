@@ -78,6 +78,3 @@ def fix_this_process(*, measures: bool = False) -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)
     if measures:
         withdraw()
-
-
-__all__ = ["FIXED", "THREAD_VARIABLES", "fix_this_process", "worker_environment"]

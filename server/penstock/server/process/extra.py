@@ -56,6 +56,3 @@ def require_server(what: str, *, extras: str = "server") -> None:
         package=missing[0],
         extra="server",
     )
-
-
-__all__ = ["IMPORTED_AT_START", "require_server"]

@@ -24,6 +24,3 @@ def collect_as_usual() -> None:
     """Look for garbage as usual, but not among what is there already: the start has made it."""
     gc.freeze()
     gc.set_threshold(*_usual)
-
-
-__all__ = ["collect_as_usual", "collect_seldom"]

@@ -23,6 +23,3 @@ def hidden(package: str) -> Iterator[None]:
         yield
     finally:
         del modules[package]
-
-
-__all__ = ["hidden"]

@@ -52,6 +52,3 @@ def age_s() -> float:
     # Field 22 of proc(5), `starttime`; `after_name` begins with field 3.
     started_s = int(after_name[22 - 3]) / os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
-
-
-__all__ = ["age_s", "memory"]

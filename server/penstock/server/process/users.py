@@ -66,6 +66,3 @@ class Lockers:
                 await asyncio.sleep(0.1)
             else:
                 return
-
-
-__all__ = ["Lockers", "Users"]

@@ -63,6 +63,3 @@ def end_aside(process: StartedChild) -> int:
 def short_status(code: int) -> str:
     """Return an exit status in a word or two."""
     return signal.Signals(-code).name if code < 0 else f"exit status {code}"
-
-
-__all__ = ["attend", "end_aside", "short_status"]

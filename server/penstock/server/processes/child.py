@@ -118,15 +118,3 @@ def _clean(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_clean(inner) for inner in value[:1000]]
     return f"a {type(value).__name__}"
-
-
-__all__ = [
-    "MARK",
-    "MAX_MESSAGE",
-    "Inherited",
-    "die_with_parent",
-    "end_fork",
-    "is_forked",
-    "mark_anew",
-    "told",
-]

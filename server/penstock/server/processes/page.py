@@ -135,6 +135,3 @@ def _item_text(item: ItemRef | None) -> bytes:
 @cache
 def _quoted(text: str) -> str:
     return json.dumps(text)
-
-
-__all__ = ["MAX_NOTE_BYTES", "PAGE_BYTES", "STAGES", "Note", "Page"]

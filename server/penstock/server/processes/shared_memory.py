@@ -76,6 +76,3 @@ class Descriptor:
         """Close what nobody has taken."""
         if self._fd >= 0:
             os.close(self._fd)
-
-
-__all__ = ["Descriptor", "is_sealed", "seal_writing", "sealed_memory"]

@@ -375,16 +375,3 @@ def _taking_orphans() -> Iterator[None]:
 def _prctl(option: int, value: Any) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
-
-
-__all__ = [
-    "COUNT",
-    "WORKER",
-    "Process",
-    "StartedChild",
-    "await_zygote",
-    "kill_zygote",
-    "preload",
-    "program_environment",
-    "start",
-]

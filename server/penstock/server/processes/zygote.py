@@ -179,6 +179,3 @@ def _show_name(module: str) -> None:
 if __name__ == "__main__":
     collect_seldom()  # before what takes long to import
     main(sys.argv[1:])
-
-
-__all__ = ["main"]

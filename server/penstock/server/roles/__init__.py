@@ -13,19 +13,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
     IndexedSource,
-    ItemRef,
     KeySpec,
     RawItem,
     RawItemProcessor,
-    Row,
-    Rows,
     Sample,
     SampleBatcher,
-    SampleRef,
     Source,
     StreamSource,
     Target,

@@ -27,6 +27,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
 from penstock.server.roles import role_state
@@ -266,8 +267,8 @@ class IndexedSource(Source):
         """Return what identifies the content, as JSON: by default only the length."""
         return {"length": len(self)}
 
+    @override
     def unseen(self) -> str | None:
-        """Return a sentence about content that `fingerprint` does not tell, or None."""
         if self.keeps(IndexedSource, "fingerprint"):
             return unseen_sentence(type(self).__name__)
         return None
@@ -965,33 +966,3 @@ class ValueLayout:
     name: str = ""
     labels_shifted: bool = False
     ignore_index: int | None = None
-
-
-__all__ = [
-    "BatchCollator",
-    "Blocks",
-    "CollateContext",
-    "DataDistributor",
-    "IndexedSource",
-    "ItemRef",
-    "KeySpec",
-    "LaneDraws",
-    "NumberedDraws",
-    "ProcessContext",
-    "RawItem",
-    "RawItemProcessor",
-    "Reading",
-    "Role",
-    "Row",
-    "Rows",
-    "Sample",
-    "SampleBatcher",
-    "SampleRef",
-    "Source",
-    "StreamSource",
-    "Target",
-    "ValueLayout",
-    "indexed",
-    "streaming",
-    "unseen_sentence",
-]

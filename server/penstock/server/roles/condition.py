@@ -307,6 +307,3 @@ def from_text(text: str, length: int) -> NDArray[np.bool_]:
     """Return what `as_text` was given, with so many items: bool (length,)."""
     bits = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
     return np.unpackbits(bits, bitorder="little")[:length].astype(bool)
-
-
-__all__ = ["Condition", "Kept", "as_text", "from_text"]

@@ -79,6 +79,3 @@ class CollateContext:
     def count(self, name: str, value: int) -> None:
         """Set an integer that travels with the batch: tokens, loss_tokens, or one of your own."""
         self.counts[name] = int(value)
-
-
-__all__ = ["CollateContext", "ProcessContext", "batch_key", "item_key"]

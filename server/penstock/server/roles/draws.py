@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from penstock.server.core.refs import ItemRef
 
 
@@ -114,8 +116,8 @@ class NumberedDraws(LaneDraws):
         self.k = 0
         self._peeked: dict[int, ItemRef] = {}  # by k: draws that were peeked at, computed once
 
+    @override
     def next(self) -> ItemRef | None:
-        """Return the next item, or None when the lane is over."""
         item = self._peeked.pop(self.k, None)
         if item is None:
             item = self.distributor.draw(self.lane, self.lanes, self.k)
@@ -150,8 +152,8 @@ class NumberedDraws(LaneDraws):
         """Return the number of the next draw."""
         return {"k": self.k}
 
+    @override
     def restore(self, state: Any) -> None:
-        """Go on where `state` was taken."""
         self.k = int(state["k"])
         if self._peeked:
             self._peeked = {k: item for k, item in self._peeked.items() if k >= self.k}
@@ -163,6 +165,3 @@ class NumberedDraws(LaneDraws):
     def seek(self, k: int) -> None:
         """Go on with the k-th draw of the lane."""
         self.restore({"k": k})
-
-
-__all__ = ["LaneDraws", "NumberedDraws"]

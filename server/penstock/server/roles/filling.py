@@ -162,17 +162,3 @@ class BatchColumns(NamedTuple):
         longest = largest(sums(sizes, batches.rows), batches.batches)
         tokens, squares = sums(sizes, slots), sums(sizes * sizes, slots)
         return cls(tokens, squares, np.diff(slots), rows, longest, rows * longest)
-
-
-__all__ = [
-    "BatchColumns",
-    "BatchSizes",
-    "Filling",
-    "Misfit",
-    "Numbers",
-    "NumbersT",
-    "RowWidth",
-    "largest",
-    "misfit",
-    "sums",
-]

@@ -128,14 +128,3 @@ class ColumnCollator(ABC):
             rows: The rows; all of their columns have the same lengths.
             context: Of the batch.
         """
-
-
-__all__ = [
-    "ColumnCollator",
-    "ColumnRows",
-    "Indices",
-    "SequenceColumns",
-    "spread",
-    "tells_lengths",
-    "why_no_length",
-]

@@ -146,6 +146,3 @@ def _parameters(cls: type[Any]) -> list[Parameter]:
     by_position = [each for each in (*inherited, *own) if each.kind is not Parameter.KEYWORD_ONLY]
     by_name = [each for each in (*own, *inherited) if each.kind is Parameter.KEYWORD_ONLY]
     return [*by_position, *by_name]
-
-
-__all__ = ["KW_ONLY", "AtLeast", "Bound", "OneOf", "TrueOrFalse", "declared"]

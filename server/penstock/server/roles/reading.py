@@ -121,6 +121,3 @@ class Reading(NamedTuple):
     def is_read_by_all(self) -> bool:
         """Tell whether all workers read all blocks in each epoch."""
         return self.groups is None and self.blocks is not None and self.blocks < self.all_blocks
-
-
-__all__ = ["Blocks", "Reading"]

@@ -270,6 +270,3 @@ def module_hash(thing: Any) -> str:
 
 def _same(default: Any, value: Any) -> bool:
     return type(default) is type(value) and not isinstance(value, np.ndarray) and default == value
-
-
-__all__ = ["Role", "asked", "failing", "file_of", "module_hash"]

@@ -223,6 +223,3 @@ def _decode(value: Any) -> Any:
     if "deque" in value:
         return deque((_decode(inner) for inner in value["deque"]), maxlen=value["maxlen"])
     return {_decode(k): _decode(v) for k, v in value["dict"]}
-
-
-__all__ = ["capture", "find_refs", "restore"]

@@ -300,6 +300,3 @@ class ShardRows:
 
     def _name(self, shard: int) -> str:
         return f"shard {self._source.shards()[shard]!r}"
-
-
-__all__ = ["FIRST", "Mark", "ReadRow", "ShardRows"]

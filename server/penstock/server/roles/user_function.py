@@ -152,6 +152,3 @@ def _bind(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     if len(required) >= 2:
         return lambda value, context: function(value, context)
     return lambda value, _context: function(value)
-
-
-__all__ = ["FunctionRole"]

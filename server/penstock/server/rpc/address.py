@@ -100,6 +100,3 @@ def remove_dead_socket(path: str) -> None:
             if error.errno not in (errno.EAGAIN, errno.EPROTOTYPE):
                 raise
     raise OSError(errno.EADDRINUSE, "another process listens there")
-
-
-__all__ = ["check_free", "in_use", "remove_dead_socket"]

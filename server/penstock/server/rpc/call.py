@@ -45,6 +45,3 @@ class ConsumerCall:
             await self._context.write(data)
         except Exception as error:
             raise HungUp(error_line(error)) from error
-
-
-__all__ = ["EOF", "ConsumerCall", "HungUp"]

@@ -38,6 +38,3 @@ def most_connections() -> int:
     if files == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
     return min(MAX_CONNECTIONS, files - files // FILES_SHARE)
-
-
-__all__ = ["MAX_CONNECTIONS", "most_connections", "raise_files"]

@@ -502,6 +502,3 @@ def _checkpoint(record: CheckpointRecord) -> pb.NamedStep:
     return pb.NamedStep(
         name=record.name, step=record.step, log_id=record.log_id, made_at=record.made_at
     )
-
-
-__all__ = ["Cursors", "Listener"]

@@ -34,6 +34,3 @@ class Edge:
     metrics: Metrics
     draining: asyncio.Event
     lending: Lending
-
-
-__all__ = ["Edge"]

@@ -30,6 +30,3 @@ def ending(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, byt
             f"an error of the code {error.code} that cannot be told: the server's log has it"
         )
         return grpc.StatusCode.INTERNAL, plain.message, ((ERROR_METADATA_KEY, encode_error(plain)),)
-
-
-__all__ = ["ending"]

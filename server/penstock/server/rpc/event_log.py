@@ -205,19 +205,3 @@ def ranges(numbers: Iterable[int]) -> str:
 def _write(level: str, event: str, fields: dict[str, Any]) -> None:
     told = {name: value for name, value in fields.items() if value != ""}  # as of no group
     (logger.warning if level == "warning" else logger.info)(event, **told)
-
-
-__all__ = [
-    "BEGAN",
-    "DELETED",
-    "FENCED",
-    "JOINED",
-    "LEFT",
-    "MOVED",
-    "NAMED",
-    "REFUSED",
-    "UNCHECKED",
-    "EventKind",
-    "EventLog",
-    "ranges",
-]

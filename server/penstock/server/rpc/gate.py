@@ -119,6 +119,3 @@ def certificate_names(properties: Any) -> list[str]:
     for key in ("x509_subject_alternative_name", "x509_common_name"):
         names += [bytes(value).decode("utf-8", "replace") for value in properties.get(key, ())]
     return names
-
-
-__all__ = ["NEEDS", "Gate", "certificate_names"]

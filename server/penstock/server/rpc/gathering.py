@@ -91,6 +91,3 @@ class Parcel:
     def expects_more(self) -> bool:
         """Tell whether small batches come, and there is room for one as large as the first."""
         return self._first_bytes <= self.room_bytes
-
-
-__all__ = ["GATHER_S", "GATHER_SHARE", "Parcel", "gathers_until"]

@@ -284,6 +284,3 @@ class Lending:
         sock.close()
         del self._lenders[lender.token]
         lender.close()
-
-
-__all__ = ["LENT_SHARE", "Lender", "Lending"]

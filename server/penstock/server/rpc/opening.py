@@ -309,17 +309,3 @@ def _lanes(job: Job, lanes: Iterable[int]) -> frozenset[int] | None:
             value=max(wanted),
         )
     return wanted or None
-
-
-__all__ = [
-    "VERSION",
-    "OpenedRead",
-    "check_protocol",
-    "describe",
-    "draining",
-    "ended",
-    "open_read",
-    "opened",
-    "parse_horizon",
-    "parse_open",
-]

@@ -80,6 +80,3 @@ def _settle(found: asyncio.Future[None], error: Exception | None) -> None:
         found.set_result(None)
     else:
         found.set_exception(error)
-
-
-__all__ = ["Present"]

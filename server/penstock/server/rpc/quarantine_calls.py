@@ -84,6 +84,3 @@ def _message(verdict: Verdict) -> pb.Verdict:
         content_hash=verdict.content_hash,
         reason=verdict.reason,
     )
-
-
-__all__ = ["PAGE", "QuarantineCalls", "Release"]

@@ -216,6 +216,3 @@ class Sender:
                 since_s=since,
             )
         )
-
-
-__all__ = ["SHUTTING_DOWN", "Sender"]

@@ -180,6 +180,3 @@ def _why(error: Exception) -> str:
     if isinstance(error, HungUp):
         return "hung up"
     return error.code if isinstance(error, PenstockError) else Internal.code
-
-
-__all__ = ["Reads", "host_of", "too_many"]

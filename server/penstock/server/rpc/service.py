@@ -283,6 +283,3 @@ class Service:
             if isinstance(error, Forbidden):
                 self.metrics.refused(CALLER.get().name, error.code)
             await self._abort(context, error)
-
-
-__all__ = ["OPTIONS", "Service"]

@@ -108,6 +108,3 @@ def _waits_for(node: Node, stream: OpenRead) -> dict[str, Any] | None:
         return None
     lane, offset, stage, item = node.waiting_for(stream.reader)
     return {"lane": lane, "offset": offset, "stage": stage, "item": item}
-
-
-__all__ = ["seen_by", "status"]

@@ -493,6 +493,3 @@ def _origin(request: BeginRequest, begun: BeginAnswer) -> str:
     if begun.batches_per_step_from != "group":
         return "a new group"
     return f"the cursor of generation {begun.generation - 1}"
-
-
-__all__ = ["OpenRead", "Streams"]

@@ -36,6 +36,3 @@ class Unsent:
             await call.write(message)
         finally:
             self.nbytes -= nbytes
-
-
-__all__ = ["MUCH_BYTES", "Unsent"]

@@ -232,6 +232,3 @@ def json_decoder(kind: Any) -> Callable[[Any], Any] | None:
                 }
             )
     return None
-
-
-__all__ = ["ArrowRows", "ListColumn", "dtype_of_lists", "json_decoder"]

@@ -20,8 +20,8 @@ from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex
 from penstock.server.sources.cache import BlockRows
 from penstock.server.sources.file_blocks import RowFiles
 from penstock.server.sources.file_source import Files
-from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
+from penstock.server.sources.patterns import DataFile
 from penstock.server.sources.requirements import (
     check_columns,
     invalid_files,
@@ -245,6 +245,3 @@ class ArrowSource(ArrowFiles):
 
     def __post_init__(self) -> None:
         self.open_arrow(self.files, self.columns)
-
-
-__all__ = ["ArrowFiles", "ArrowSource"]

@@ -101,6 +101,3 @@ class _FlatTable:
             return 0
         (offset,) = struct.unpack_from("<H", self._data, vtable + slot)
         return self._at + int(offset) if offset else 0
-
-
-__all__ = ["BATCH", "DICTIONARY", "MAGIC", "SCHEMA", "Message", "messages"]

@@ -92,6 +92,3 @@ class BlockColumns(FileBlocks, SequenceColumns):
             ]
             if found:
                 np.concatenate(found, out=out, casting="unsafe")
-
-
-__all__ = ["BlockColumns", "ListRows"]

@@ -13,20 +13,24 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from penstock.common.resources import usable_cpus
 from penstock.server.files.content import ReadAt
 from penstock.server.roles.condition import Condition
-from penstock.server.roles.parameters import KW_ONLY, AtLeast, declared
+from penstock.server.roles.parameters import AtLeast, declared
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.cache import BlockRows
 from penstock.server.sources.file_blocks import FileBlocks
 from penstock.server.sources.file_source import Files
-from penstock.server.sources.files import LOOKERS, DataFile, reading
+from penstock.server.sources.files import reading
+from penstock.server.sources.patterns import DataFile
+from penstock.server.sources.ranges import LOOKERS
 from penstock.server.sources.requirements import invalid_files
 from penstock.server.usercode.frames import error_line
 from penstock.server.usercode.transient import is_transient
@@ -241,8 +245,8 @@ class BlockedFiles(FileBlocks):
             ) from error
         return [item.get(name) if isinstance(item, Mapping) else None for item in items]
 
+    @override
     def kept_of(self, where: Condition, blocks: range) -> list[NDArray[np.bool_]]:
-        """Return which items of the blocks of a file a condition keeps: bool (items,) each."""
         found = []
         for number in blocks:
             start, stop = self.starts[number], self.starts[number + 1]
@@ -334,12 +338,3 @@ def cut(
             length = min(2 * length, max(length, MAX_RECORD_BYTES))
         yield start, data[: end or len(data)]
         start += end or len(data)
-
-
-__all__ = [
-    "BLOCK_BYTES",
-    "BlockedFiles",
-    "FileBlock",
-    "FileIndex",
-    "cut",
-]

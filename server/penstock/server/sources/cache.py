@@ -131,14 +131,3 @@ def gathered(
         for number, item in zip(numbers, found, strict=True):
             items[number] = item
     return items
-
-
-__all__ = [
-    "CACHE_BYTES",
-    "FREE_BYTES",
-    "BlockCache",
-    "BlockRows",
-    "EachRow",
-    "gathered",
-    "most_cached",
-]

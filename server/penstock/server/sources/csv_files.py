@@ -6,20 +6,21 @@ import csv
 import re
 from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
 from typing import Any, ClassVar
 
 import numpy as np
 
 from penstock.common.checks import check_choice
 from penstock.common.nearest import listed
-from penstock.server.roles.parameters import KW_ONLY, declared
+from penstock.server.roles.parameters import declared
 from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex, cut
 from penstock.server.sources.cache import BlockRows
 from penstock.server.sources.file_blocks import RowFiles
 from penstock.server.sources.file_source import Files
-from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
+from penstock.server.sources.patterns import DataFile
 from penstock.server.sources.requirements import check_columns, invalid_files, require
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
@@ -250,6 +251,3 @@ def _common(kinds: set[str]) -> str:
     if found == {"int", "float"}:
         return "float"
     return found.pop() if len(found) == 1 else "text"
-
-
-__all__ = ["TYPES", "CsvSource", "row_ends"]

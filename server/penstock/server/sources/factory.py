@@ -82,6 +82,3 @@ class MadeObject:
                 key="source.factory",
                 traceback=user_traceback(error),
             ) from error
-
-
-__all__ = ["MadeObject"]

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from penstock.server.roles.condition import Condition, Kept, as_text, from_text
 from penstock.server.sources.cache import CACHE_BYTES, BlockCache, BlockRows, gathered
 from penstock.server.sources.file_source import FileSource
-from penstock.server.sources.files import DataFile, refusing
+from penstock.server.sources.files import refusing
+from penstock.server.sources.patterns import DataFile
 from penstock.server.sources.requirements import check_indices
 
 logger = logging.getLogger("penstock")
@@ -265,6 +266,3 @@ class RowFiles(FileBlocks):
         if columns is None or not self.has_heads(columns):
             return items
         return [{name: item[name] for name in item if name in columns} for item in items]
-
-
-__all__ = ["FileBlocks", "RowFiles"]

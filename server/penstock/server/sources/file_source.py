@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import KW_ONLY
 from typing import Any, ClassVar
 
 from penstock.server.files.catalog import Catalog
 from penstock.server.roles.base import IndexedSource
-from penstock.server.roles.parameters import KW_ONLY, declared
+from penstock.server.roles.parameters import declared
 from penstock.server.sources.files import FileSet
 
 Files = str | Sequence[str]
@@ -89,6 +90,3 @@ class FileSource(IndexedSource):
         with self._counting:
             count, self._read_bytes = self._read_bytes, 0
         return count
-
-
-__all__ = ["FileSource", "Files"]

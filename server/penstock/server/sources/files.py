@@ -328,6 +328,3 @@ def reading(file: DataFile, item: Any = None) -> Iterator[None]:
 def unavailable(file: DataFile, error: Exception, item: Any) -> SourceUnavailable:
     """Return the error that says that a file cannot be read at the moment."""
     return SourceUnavailable(f"{file.path} cannot be read at the moment: {error}", item=item)
-
-
-__all__ = ["LOOKERS", "DataFile", "FileSet", "reading", "refusing", "unavailable"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from penstock.server.sources.files import DataFile
+from penstock.server.sources.patterns import DataFile
 from penstock.server.sources.requirements import invalid_files
 from penstock.wire.errors import InvalidJob
 
@@ -86,6 +86,3 @@ def refuse_other_kinds(file: DataFile, head: bytes, own: str = "") -> None:
     for magic, what, remedy in _READ_BY_NONE:
         if head.startswith(magic):
             raise invalid_files(f"{file.path} is {what}, which no source reads: {remedy}")
-
-
-__all__ = ["FIRST_BYTES", "refuse_other_kinds"]

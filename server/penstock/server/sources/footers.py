@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.server.files.content import ReadAt
-from penstock.server.sources.files import DataFile, FileSet
+from penstock.server.sources.files import FileSet
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
+from penstock.server.sources.patterns import DataFile
 from penstock.server.sources.ranges import RangeStream
 from penstock.server.sources.requirements import invalid_files, require
 from penstock.server.usercode.frames import error_line
@@ -191,6 +192,3 @@ class _Asked(Exception):
 
 def _refuse_to_read(start: int, stop: int) -> bytes:
     raise _Asked
-
-
-__all__ = ["VERSION", "Footers", "Noted", "Schema", "leaves", "read_tail"]

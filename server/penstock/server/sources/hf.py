@@ -270,6 +270,3 @@ def _local(file: str) -> Path:
             key="source.data_files",
         )
     return Path(file)
-
-
-__all__ = ["HfSource"]

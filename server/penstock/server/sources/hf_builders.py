@@ -196,16 +196,3 @@ class _Silence:
 
 
 silence = _Silence()
-
-
-__all__ = [
-    "MAX_REASON",
-    "DataFiles",
-    "OpenBuilder",
-    "builder_name",
-    "choose_splits",
-    "innermost",
-    "open_builder",
-    "quietly",
-    "silence",
-]

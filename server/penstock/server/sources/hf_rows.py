@@ -161,6 +161,3 @@ class MappedRows:
 
 def _look(path: str) -> Stamp:
     return local_stamp(os.stat(path))
-
-
-__all__ = ["MappedRows"]

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from penstock.server.files.catalog import Catalog
 from penstock.server.roles.base import RawItem, StreamSource, unseen_sentence
 from penstock.server.sources.factory import MadeObject
-from penstock.server.sources.files import DataFile
 from penstock.server.sources.hf_builders import (
     DataFiles,
     builder_name,
@@ -19,6 +18,7 @@ from penstock.server.sources.hf_builders import (
     quietly,
     silence,
 )
+from penstock.server.sources.patterns import DataFile
 from penstock.server.sources.requirements import check_columns, require
 from penstock.server.sources.stream_files import StreamFiles, name_of
 from penstock.server.usercode.copies import own_copy
@@ -294,6 +294,3 @@ class HfStreamSource(StreamSource):
 def _is_media(kind: Any) -> bool:
     """Tell whether a feature of `datasets` is decoded from bytes: an image, audio, a video."""
     return hasattr(kind, "decode")
-
-
-__all__ = ["MARK_ROWS", "HfStreamSource"]

@@ -125,6 +125,3 @@ def canonical_bytes(value: Any, where: str) -> bytes:
 
 def _framed(tag: bytes, data: bytes) -> bytes:
     return tag + struct.pack("<Q", len(data)) + data
-
-
-__all__ = ["ItemsSource", "canonical_bytes"]

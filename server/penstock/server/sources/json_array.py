@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from penstock.server.sources.blocked import FileBlock, FileIndex, cut
 from penstock.server.sources.cache import BlockRows, EachRow
-from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
 from penstock.server.sources.json_values import JsonFiles, json_value
+from penstock.server.sources.patterns import DataFile
 from penstock.server.sources.requirements import invalid_files
 from penstock.wire.errors import InvalidJob
 
@@ -174,6 +174,3 @@ def _refuse_rest(file: DataFile, read_at: Any, start: int) -> None:
             f"{file.path} goes on after its array, at byte {start}: a JSON file is one array; for "
             "an array in every line use type: jsonl"
         )
-
-
-__all__ = ["JsonSource", "TopLevel", "top_level"]

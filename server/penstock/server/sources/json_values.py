@@ -67,6 +67,3 @@ def json_value(block: FileBlock, what: str, text: bytes, names: Sequence[str] | 
             "take it out, or leave columns out",
         )
     return {name: value.get(name) for name in names}
-
-
-__all__ = ["JsonFiles", "json_value"]

@@ -49,6 +49,3 @@ def kind_of(path: str) -> str | None:
     if ending in COMPRESSED:
         return "mds" if posixpath.splitext(stem)[1] == ".mds" else "hf"
     return KINDS.get(ending.lower())
-
-
-__all__ = ["COMPRESSED", "FOLDER_MARKS", "KINDS", "kind_of"]

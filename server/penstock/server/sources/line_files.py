@@ -14,9 +14,9 @@ from penstock.server.roles.reading import Blocks
 from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex, cut
 from penstock.server.sources.cache import BlockRows, EachRow
 from penstock.server.sources.file_source import Files
-from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
 from penstock.server.sources.json_values import JsonFiles, json_value
+from penstock.server.sources.patterns import DataFile
 from penstock.wire.errors import InvalidJob
 
 _BLANK = frozenset(b" \t\r\v\f")
@@ -245,15 +245,3 @@ class TextSource(LineFiles):
         before = np.concatenate([[False], full[:-1]])
         after = np.concatenate([full[1:], [False]])
         return lines.starts[full & ~before], lines.stops[full & ~after]
-
-
-__all__ = [
-    "SAMPLE_BY",
-    "JsonlSource",
-    "LineFiles",
-    "TextSource",
-    "blank_lines",
-    "last_line_end",
-    "lines_of",
-    "without_mark",
-]

@@ -17,7 +17,8 @@ from penstock.server.roles.parameters import declared
 from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex
 from penstock.server.sources.cache import BlockRows, EachRow
 from penstock.server.sources.file_source import Files
-from penstock.server.sources.files import DataFile, refusing
+from penstock.server.sources.files import refusing
+from penstock.server.sources.patterns import DataFile
 from penstock.server.sources.requirements import check_columns, invalid_files, require
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
@@ -405,6 +406,3 @@ def _array(data: bytes, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | No
     if at + values.nbytes != len(data):
         raise ValueError(f"an array of shape {shape} in {len(data)} bytes")
     return values.reshape(shape).astype(dtype.newbyteorder("="))
-
-
-__all__ = ["MdsSource", "decoder_of"]

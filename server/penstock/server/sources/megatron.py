@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from penstock.server.roles.parameters import OneOf, declared
 from penstock.server.sources.blocked import FileBlock, FileIndex
 from penstock.server.sources.file_source import Files
-from penstock.server.sources.files import DataFile
+from penstock.server.sources.patterns import DataFile
 from penstock.server.sources.requirements import invalid_files
 from penstock.server.sources.tokens import TokenFiles
 from penstock.wire.errors import InvalidJob
@@ -231,6 +231,3 @@ def _with_index(pattern: str) -> list[str]:
         if pattern.endswith(one):
             return [pattern, pattern[: -len(one)] + other]
     return [pattern]
-
-
-__all__ = ["SAMPLE_BY", "MegatronSource"]

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from penstock.server.core.shown import shown
 from penstock.server.files.catalog import Catalog
 from penstock.server.roles.base import IndexedSource, RawItem, Source
 from penstock.server.roles.condition import Condition, Kept
-from penstock.server.roles.parameters import KW_ONLY, declared
+from penstock.server.roles.parameters import declared
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.meta_file import DataSetEntry, chosen_entries, read_entries
 from penstock.server.sources.meta_items import converted
@@ -312,6 +313,3 @@ def _say(parts: Sequence[Opened], wall_s: float) -> None:
         total / wall_s if wall_s else 1.0,
         table,
     )
-
-
-__all__ = ["MetaSource", "Opened"]

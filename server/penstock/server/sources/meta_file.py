@@ -223,6 +223,3 @@ def chosen_entries(
                 f"{file} has no data set {name!r}: {hint(name, known)}", key="source.dataset_names"
             )
     return [entry for entry in entries if entry.name in names]
-
-
-__all__ = ["COLUMNS", "KEYS", "TAGS", "DataSetEntry", "chosen_entries", "read_entries"]

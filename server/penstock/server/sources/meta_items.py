@@ -63,6 +63,3 @@ def _bad(entry: DataSetEntry, index: int, said: str) -> BadItem:
         path=entry.path,
         reason=clean_text(f"item {index} of data set {entry.name!r} {said}", 300),
     )
-
-
-__all__ = ["converted"]

@@ -132,6 +132,3 @@ class DataSetRuns:
         chosen = np.zeros(run.length, dtype=bool)
         chosen[order.take(np.arange(run.chosen))] = True
         return Kept.of(chosen)
-
-
-__all__ = ["DataSetRun", "DataSetRuns"]

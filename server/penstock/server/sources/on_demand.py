@@ -58,5 +58,3 @@ class SourceClasses(Mapping[str, type[Source]]):
 
 BUILTIN_SOURCES: Mapping[str, type[Source]] = SourceClasses()
 """The built-in names that `type:` in a job file knows."""
-
-__all__ = ["BUILTIN_SOURCES", "PACKAGE", "PLACES", "SourceClasses"]

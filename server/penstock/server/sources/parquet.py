@@ -19,8 +19,8 @@ from penstock.server.sources.block_columns import BlockColumns
 from penstock.server.sources.cache import BlockCache, BlockRows, gathered
 from penstock.server.sources.file_blocks import RowFiles
 from penstock.server.sources.file_source import Files
-from penstock.server.sources.files import LOOKERS
 from penstock.server.sources.footers import VERSION, Footers
+from penstock.server.sources.ranges import LOOKERS
 from penstock.server.sources.requirements import (
     check_columns,
     check_indices,
@@ -219,6 +219,3 @@ class ParquetSource(RowFiles, BlockColumns):
         with self._lock:
             self._heads.clear()
             self._reader.close()
-
-
-__all__ = ["ParquetSource"]

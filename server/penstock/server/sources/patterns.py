@@ -183,6 +183,3 @@ def _sizes(ranges: Ranges, matches: dict[str, dict[str, Any]]) -> dict[str, int]
         with ThreadPoolExecutor(LOOKERS) as pool:
             told.update(zip(unknown, pool.map(lambda p: ranges.look(p).size, unknown), strict=True))
     return {path: int(size) for path, size in told.items()}
-
-
-__all__ = ["DataFile", "listed", "located_by"]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from penstock.server.files.catalog import Catalog, Stamp, local_stamp
 from penstock.server.files.content import WHOLE_BYTES, content_hash
 from penstock.server.files.versions import Hashed, changed, is_same
-from penstock.server.sources.files import LOOKERS
+from penstock.server.sources.ranges import LOOKERS
 from penstock.wire.errors import SourceChanged, SourceUnavailable
 
 FOLDER = "penstock"
@@ -171,6 +171,3 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)  # and with it the lock, as when this process is killed
-
-
-__all__ = ["FOLDER", "HashedFile", "content_of", "hash_files", "load_builder", "prepare"]

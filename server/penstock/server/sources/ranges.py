@@ -14,6 +14,8 @@ import posixpath
 from abc import ABC, abstractmethod
 from typing import Any
 
+from typing_extensions import override
+
 from penstock.server.files.catalog import Stamp, local_stamp, remote_stamp
 from penstock.server.files.content import ReadAt
 from penstock.server.sources.requirements import invalid_files, require
@@ -77,8 +79,8 @@ class Ranges(ABC):
 class LocalRanges(Ranges):
     """Files of this machine."""
 
+    @override
     def look(self, path: str, *, listed: bool = False) -> Stamp:
-        """Return the stamp of a file as it is now."""
         return local_stamp(os.stat(path))
 
     def read(self, path: str, start: int, stop: int, wanted: Stamp) -> tuple[bytes, Stamp]:
@@ -271,14 +273,3 @@ def windowed(read_at: ReadAt, size: int, window: int) -> ReadAt:
         return held[start - first : stop - first]
 
     return read
-
-
-__all__ = [
-    "LOOKERS",
-    "LocalRanges",
-    "RangeStream",
-    "Ranges",
-    "StoreRanges",
-    "ranges_of",
-    "windowed",
-]

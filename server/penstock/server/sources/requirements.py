@@ -117,14 +117,3 @@ def refuse_more_columns(
             "columns",
             key="source.columns",
         )
-
-
-__all__ = [
-    "check_columns",
-    "check_indices",
-    "invalid_files",
-    "located",
-    "plain_url",
-    "refuse_more_columns",
-    "require",
-]

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.server.files.versions import read_unchanged
-from penstock.server.sources.files import DataFile, FileSet, unavailable
+from penstock.server.sources.files import FileSet, unavailable
 from penstock.server.sources.footers import leaves, read_tail
+from penstock.server.sources.patterns import DataFile
 from penstock.server.sources.ranges import RangeStream
 from penstock.server.sources.requirements import invalid_files, require
 from penstock.server.usercode.frames import error_line
@@ -320,6 +321,3 @@ class _Pieces:
             if first <= start and stop <= first + len(data):
                 return data[start - first : stop - first]
         raise ValueError(f"bytes {start} to {stop} lie where no column should")
-
-
-__all__ = ["RowGroup", "RowGroupReader"]

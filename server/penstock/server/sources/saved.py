@@ -7,13 +7,16 @@ import posixpath
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from penstock.server.roles.parameters import declared
 from penstock.server.sources.arrow import ArrowRows, json_decoder
 from penstock.server.sources.arrow_files import ArrowFiles
 from penstock.server.sources.block_columns import ListRows
 from penstock.server.sources.blocked import FileBlock
 from penstock.server.sources.cache import BlockRows
-from penstock.server.sources.files import DataFile, FileSet, refusing
+from penstock.server.sources.files import FileSet, refusing
+from penstock.server.sources.patterns import DataFile
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import BadItem, InvalidJob
 
@@ -89,8 +92,8 @@ class SavedSource(ArrowFiles):
         """Return what makes items of a block's rows, with JSON decoded."""
         return _Decoded(rows, self._decoders, block.bad_value) if self._decoders else rows
 
+    @override
     def list_block(self, rows: BlockRows) -> ListRows:
-        """Return the columns of a block as they are stored."""
         return super().list_block(rows.rows if isinstance(rows, _Decoded) else rows)
 
     def _json_columns(self) -> dict[str, Callable[[Any], Any]]:
@@ -166,6 +169,3 @@ def _saved_split(listed: FileSet, path: str, split: str | None) -> str | None:
             f"{path!r} {said} {', '.join(splits)}; choose one with split", key="source.split"
         )
     return split
-
-
-__all__ = ["SavedSource"]

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.server.files.content import files_fingerprint
-from penstock.server.sources.files import DataFile, FileSet, reading
+from penstock.server.sources.files import FileSet, reading
+from penstock.server.sources.patterns import DataFile
 
 
 class StreamFiles:
@@ -98,6 +99,3 @@ def _bare(path: str) -> str:
     """Return a path or URL as its filesystem names it, to compare both forms."""
     before, found, rest = path.partition("://")
     return (rest if found else os.path.abspath(before)).lstrip("/")
-
-
-__all__ = ["StreamFiles", "name_of"]

@@ -5,19 +5,22 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import KW_ONLY
 from tokenize import TokenError
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from penstock.server.roles.number_columns import Indices
-from penstock.server.roles.parameters import KW_ONLY, AtLeast, OneOf, TrueOrFalse, declared
+from penstock.server.roles.parameters import AtLeast, OneOf, TrueOrFalse, declared
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.block_columns import BlockColumns, ListRows
 from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex, cut
 from penstock.server.sources.file_source import Files
-from penstock.server.sources.files import DataFile, reading
+from penstock.server.sources.files import reading
+from penstock.server.sources.patterns import DataFile
 from penstock.server.sources.requirements import check_indices, invalid_files
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
@@ -274,8 +277,8 @@ class TokensSource(TokenFiles):
         """Return where sequences of one length lie; None where they end at an id."""
         return self._fixed(block, rows) if block.more["length"] else None
 
+    @override
     def starts_of(self, block: FileBlock, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Return where the sequences of a block start in its ids, then where the last one ends."""
         if block.more["length"]:
             return super().starts_of(block, values)
         return self.starts_in(values)
@@ -381,6 +384,3 @@ class TokensSource(TokenFiles):
                 f"{dtype.name}: it was not written whole; write it again"
             )
         return head.tell(), dtype, length
-
-
-__all__ = ["COLUMN", "DTYPES", "Sequences", "TokenFiles", "TokensSource"]

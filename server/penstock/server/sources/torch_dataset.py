@@ -111,6 +111,3 @@ class TorchDatasetSource(IndexedSource):
         close = getattr(self.dataset, "close", None)
         if callable(close):
             close()
-
-
-__all__ = ["TorchDatasetSource"]

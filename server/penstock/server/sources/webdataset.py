@@ -7,17 +7,18 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY
 from tokenize import TokenError
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from penstock.server.roles.parameters import KW_ONLY, TrueOrFalse, declared
+from penstock.server.roles.parameters import TrueOrFalse, declared
 from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex
 from penstock.server.sources.cache import BlockRows, EachRow
 from penstock.server.sources.file_source import Files
-from penstock.server.sources.files import DataFile
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
+from penstock.server.sources.patterns import DataFile
 from penstock.server.sources.ranges import RangeStream, windowed
 from penstock.server.sources.requirements import invalid_files
 from penstock.server.usercode.frames import error_line
@@ -223,6 +224,3 @@ def samples(members: Iterator[ArchiveMember]) -> Iterator[list[ArchiveMember]]:
         sample.append(member)
     if sample:
         yield sample
-
-
-__all__ = ["ArchiveMember", "WebdatasetSource", "samples"]

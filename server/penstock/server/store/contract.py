@@ -20,6 +20,3 @@ class Store(GroupOperations, LogOperations):
     Glossary:
         store: Where cursors, checkpoints, snapshots and verdicts live.
     """
-
-
-__all__ = ["Store"]

@@ -278,6 +278,3 @@ class SqliteFile:
 def _inode(path: Path) -> tuple[int, int]:
     found = os.stat(path)
     return found.st_dev, found.st_ino
-
-
-__all__ = ["BUSY_TIMEOUT_S", "SqliteFile"]

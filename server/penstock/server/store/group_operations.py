@@ -378,6 +378,3 @@ async def _record(tables: Tables, standing: groups.GroupStanding) -> GroupRecord
     checkpoints = await tables.all(CheckpointRow, group.id)
     committer = await tables.get(GenerationRow, group.id, group.committed_by)
     return groups.record(standing, rows, checkpoints, committer)
-
-
-__all__ = ["GroupOperations"]

@@ -244,6 +244,3 @@ class MemoryStore(Store):
             raise StoreUnavailable(
                 "the store in memory is not open: the server is starting or stopping", path=""
             )
-
-
-__all__ = ["Memory", "MemoryStore", "MemoryTables"]

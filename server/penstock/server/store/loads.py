@@ -115,17 +115,3 @@ async def forget_plans(tables: Tables, job: str) -> None:
     for old in plans.forgotten(job, known, referred):
         snapshots = await tables.all(SnapshotRow, old.log_id)
         await tables.write(plans.forget(old, known, snapshots))
-
-
-__all__ = [
-    "current_generation",
-    "forget_plans",
-    "group_names",
-    "highest_deleted",
-    "intact",
-    "known_group",
-    "last_change",
-    "log_of",
-    "reader_offsets",
-    "standing_of",
-]

@@ -91,6 +91,3 @@ class FileLock:
 def _read_pid(fd: int) -> int | None:
     text = os.pread(fd, 32, 0).strip()
     return int(text) if text.isdigit() else None
-
-
-__all__ = ["FileLock"]

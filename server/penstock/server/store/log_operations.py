@@ -254,6 +254,3 @@ async def _given(tables: Tables, log_id: bytes, lane: int | None = None) -> verd
     stored = await tables.highest(SnapshotRow, "offset", log_id)
     of_lane = 0 if lane is None else await tables.highest(SnapshotRow, "offset", log_id, lane)
     return verdicts.Given(runs, named, stored, of_lane)
-
-
-__all__ = ["LogOperations"]

@@ -110,6 +110,3 @@ def upgrade(connection: sqlite3.Connection, version: int) -> None:
     connection.execute(f"PRAGMA user_version = {FORMAT}")
     row: tuple[Value, ...] = ("format", str(FORMAT))
     connection.execute("REPLACE INTO meta VALUES (?, ?, ?)", (*row, seal(*row)))
-
-
-__all__ = ["OLDEST", "STEPS", "upgrade"]

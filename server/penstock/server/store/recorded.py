@@ -122,6 +122,3 @@ def version_warning(url: str, base: Path, job: Job) -> str:
         )
     found = libraries.differences(libraries.in_use(), versions)
     return libraries.sentence(job.name, found) if found else ""
-
-
-__all__ = ["Recorded", "version_warning"]

@@ -235,19 +235,3 @@ class Latest(NamedTuple):
     owner: str
     made_by: str
     start_step: int
-
-
-__all__ = [
-    "BeginAnswer",
-    "BeginRequest",
-    "CheckpointRecord",
-    "Committed",
-    "GroupRecord",
-    "Halt",
-    "JobRecord",
-    "Latest",
-    "LogNews",
-    "Moved",
-    "Seen",
-    "SnapshotRecord",
-]

@@ -254,29 +254,3 @@ class Drop(NamedTuple):
 
 Change = Add | Put | Drop
 """The changes that a rule makes, in the order of the list."""
-
-__all__ = [
-    "DELETED",
-    "TABLES",
-    "Add",
-    "BodyRow",
-    "Change",
-    "CheckpointRow",
-    "CursorRow",
-    "DefinitionRow",
-    "Drop",
-    "GenerationRow",
-    "GroupRow",
-    "HaltRow",
-    "JobRow",
-    "LaneEndRow",
-    "LibraryRow",
-    "MetaRow",
-    "Put",
-    "Row",
-    "SnapshotRow",
-    "StoreTable",
-    "TimelineRow",
-    "Value",
-    "VerdictRow",
-]

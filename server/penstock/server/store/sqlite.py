@@ -183,6 +183,3 @@ class SqliteStore(Store):
             return None, self._file.named(error)
         connection.execute("RELEASE task")
         return result, None
-
-
-__all__ = ["SqliteStore"]

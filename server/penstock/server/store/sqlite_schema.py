@@ -106,18 +106,3 @@ def insert(connection: sqlite3.Connection, table: str, *row: Value) -> None:
 def touch(connection: sqlite3.Connection) -> None:
     """Write a page as it is: SQLite leaves a row out that would be the same, but not this."""
     connection.execute(f"PRAGMA user_version = {FORMAT}")
-
-
-__all__ = [
-    "APPLICATION_ID",
-    "FORMAT",
-    "SCHEMA",
-    "columns",
-    "create",
-    "create_statement",
-    "insert",
-    "prepare",
-    "seal",
-    "sealed_table",
-    "touch",
-]

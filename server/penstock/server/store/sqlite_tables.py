@@ -180,5 +180,3 @@ _STEPS = (
     f"(SELECT min(step) FROM {_from(CursorRow, 2, 'rank > ?')})"
 )
 """Two spans of keys: to compare each rank with one's own costs a fifth more."""
-
-__all__ = ["SqliteTables"]

@@ -98,6 +98,3 @@ def finish(transaction: Coroutine[Any, Any, T]) -> T:
         return result
     transaction.close()
     raise RuntimeError("a transaction over rows that are here waited for something else")
-
-
-__all__ = ["Tables", "finish"]

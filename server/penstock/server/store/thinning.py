@@ -55,6 +55,3 @@ class Crowded:
             await tables.write(changes)
             # With very many checkpoints much stays: wait until it has doubled.
             self._counts[log_id, lane] = max(CROWDED, 2 * kept)
-
-
-__all__ = ["CROWDED", "Crowded"]

@@ -102,6 +102,3 @@ def transaction(
         return self.transact(lambda tables: body(self, tables, *args, **kwargs))
 
     return operation
-
-
-__all__ = ["Transacting", "Transaction", "transaction"]

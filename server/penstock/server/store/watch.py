@@ -85,6 +85,3 @@ class StoreWatch:
             failed_calls=self._calls,
         )
         self._failed_at = None
-
-
-__all__ = ["StoreWatch"]

@@ -48,6 +48,3 @@ def check_identity(role: Role) -> None:
         f"a clone of {name} has another identity: parameters() must follow from the arguments of "
         "the constructor alone",
     )
-
-
-__all__ = ["as_bytes", "check_identity", "holds", "identity_of"]

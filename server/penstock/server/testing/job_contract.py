@@ -60,6 +60,3 @@ def check_job(make: Callable[[], Job], *, lane: int = 0, batches: int = 41) -> l
         snapshot = again.planner.snapshot()
         holds(snapshot == truth[offset + 1].snapshot, f"{where} gives another snapshot after it")
     return truth
-
-
-__all__ = ["LaneStep", "check_job", "step"]

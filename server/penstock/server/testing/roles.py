@@ -441,17 +441,3 @@ def _form(value: Any) -> tuple[Any, ...]:
 
 def _batch_context() -> CollateContext:
     return CollateContext(seed=7, lane=2, offset=5)
-
-
-__all__ = [
-    "add",
-    "check_batcher",
-    "check_collator",
-    "check_processor",
-    "check_restored",
-    "check_source",
-    "check_stream",
-    "frozen",
-    "tell",
-    "thawed",
-]

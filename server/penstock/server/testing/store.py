@@ -1197,6 +1197,3 @@ async def apply(
         return await store.seek("code", group, rest[0], request_id, "ada")
     except errors.PenstockError as error:
         return type(error)
-
-
-__all__ = ["StoreContract"]

@@ -219,6 +219,3 @@ def open_transport(rest: str, *, job: str = "", grouped: bool = True) -> Endpoin
     require_server(f"local:{rest}")
     node = PrivateNode(absolute_target(rest), job, grouped=grouped)
     return Endpoint(f"unix:{node.address}", node.close)
-
-
-__all__ = ["PrivateNode", "open_transport"]

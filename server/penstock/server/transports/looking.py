@@ -53,6 +53,3 @@ class LookingStore(MemoryStore):
         """Return what the log began with, in the other store too."""
         found = await super().note_libraries(log_id, versions)
         return {**found, **self._recorded.libraries(log_id)}
-
-
-__all__ = ["LookingStore"]

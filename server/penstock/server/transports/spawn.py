@@ -373,6 +373,3 @@ def private_folder(scheme: str) -> Path:
             value=str(folder),
         )
     return folder
-
-
-__all__ = ["open_transport", "private_folder"]

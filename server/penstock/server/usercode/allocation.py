@@ -26,6 +26,3 @@ def is_impossible(error: BaseException) -> bool:
         return False
     asked = _ASKED.search(str(error)[:1000])
     return asked is not None and int(asked[1]) > MOST_BYTES
-
-
-__all__ = ["MOST_BYTES", "is_impossible"]

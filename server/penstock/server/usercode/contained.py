@@ -95,14 +95,3 @@ def is_ctrl_c(error: BaseException) -> bool:
     if not isinstance(error, KeyboardInterrupt):
         return False
     return signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
-
-
-__all__ = [
-    "Escaped",
-    "ProcessExit",
-    "as_exception",
-    "contained",
-    "escaped",
-    "exits_are_errors",
-    "is_ctrl_c",
-]

@@ -36,6 +36,3 @@ def own_copy(value: Any) -> Any:
         return copy.deepcopy(value)
     except (TypeError, NotImplementedError, RuntimeError, copy.Error):
         return value  # objects that refuse to be copied (open files, some tensors) are shared
-
-
-__all__ = ["own_copy"]

@@ -101,6 +101,3 @@ def error_line(error: BaseException, limit: int = MAX_TEXT) -> str:
 def _type_name(error: BaseException) -> str:
     cls = type(error)
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
-
-
-__all__ = ["MAX_TEXT", "error_line", "error_text", "user_line", "user_traceback"]

@@ -26,6 +26,3 @@ def held_bytes(value: Any) -> int:
         return 64 + sum(map(held_bytes, value))
     nbytes = getattr(value, "nbytes", None)
     return 128 + nbytes if isinstance(nbytes, int) else sys.getsizeof(value, 1024)
-
-
-__all__ = ["held_bytes"]

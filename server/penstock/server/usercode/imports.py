@@ -141,6 +141,3 @@ def _failed(origin: str, error: Exception) -> InvalidJob:
 
 def _line(error: Exception) -> str:
     return (error.msg if isinstance(error, SyntaxError) else error_text(error)).partition("\n")[0]
-
-
-__all__ = ["SOURCE_HASH", "is_file_spec", "load_attribute", "load_module"]

@@ -79,6 +79,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:  # a module of that name from somewhere else
         return "unknown"
-
-
-__all__ = ["LIBRARIES", "differences", "in_use", "processor_class", "sentence"]

@@ -325,13 +325,3 @@ def _finder(path: str) -> Any:
         (_PinnedLoader, SOURCE_SUFFIXES),
         (SourcelessFileLoader, BYTECODE_SUFFIXES),
     )
-
-
-__all__ = [
-    "Neighbour",
-    "add_folder",
-    "module_source_hash",
-    "neighbours",
-    "source_hash",
-    "source_of",
-]

@@ -176,6 +176,3 @@ def _torch() -> Any:
     return (
         torch if hasattr(torch, "default_generator") and hasattr(torch, "set_rng_state") else None
     )
-
-
-__all__ = ["BorrowedGlobals", "drawn_since", "purpose_key", "seeded_globals"]

@@ -139,6 +139,3 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             waiting.append(link.__cause__)
         elif link.__context__ is not None and not link.__suppress_context__:
             waiting.append(link.__context__)
-
-
-__all__ = ["is_transient"]

@@ -89,6 +89,3 @@ def _text(ids: Any, decode: Decode | None) -> str:
         with contextlib.suppress(PenstockError):  # no tokenizers here: ids are shown instead
             return ids_text(ids, decode)[:SHOWN_CHARACTERS]
     return " ".join(map(str, ids.tolist()))[:SHOWN_CHARACTERS]
-
-
-__all__ = ["MOST_BYTES", "Copied", "decoder", "shown"]

@@ -71,6 +71,3 @@ def _short(flow: Mapping[str, Any]) -> dict[str, float | None]:
         "fill": flow["pack"]["fill"],
         "lag": flow["committed"]["lag_batches"],
     }
-
-
-__all__ = ["EVERY_S", "KEPT_S", "History"]

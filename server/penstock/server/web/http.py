@@ -102,6 +102,3 @@ def probes(metrics: Metrics, ready: Callable[[], bool]) -> list[web.RouteDef]:
         web.get("/healthz", show_health),
         web.get("/readyz", show_ready),
     ]
-
-
-__all__ = ["METRICS", "REMOTE_PAGE", "HttpPort", "probes"]

@@ -265,6 +265,3 @@ def _text(value: Any) -> str:
 
 def _json(text: str) -> web.Response:
     return web.Response(text=text, content_type="application/json")
-
-
-__all__ = ["SharedText", "StatusPage", "is_local", "policy"]

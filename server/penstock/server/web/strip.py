@@ -132,6 +132,3 @@ def _bottleneck(
     if job["ready_batches"]:
         return "sent", "Readers wait while batches are ready: the network, or their prefetch."
     return most, "Readers wait, and most of what workers do is done here."
-
-
-__all__ = ["strip"]

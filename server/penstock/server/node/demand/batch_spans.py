@@ -82,6 +82,3 @@ class BodySpan:
         """Give the memory back; nobody reads the view any more."""
         self.view.release()
         self.give_back()
-
-
-__all__ = ["ArenaReader", "BodySpan"]

@@ -72,6 +72,3 @@ class KeptBatches:
 
     def _gone(self, entry: WantedBatch) -> None:
         self.lent_bytes -= entry.nbytes
-
-
-__all__ = ["KEPT_BATCHES", "KEPT_SHARE", "KeptBatches", "most_kept"]

@@ -102,6 +102,3 @@ def candidate_of(log: Log, lane: LaneState) -> Candidate | None:
         return None
     reader = entry.nearest
     return Candidate(reader.urgency(entry), entry.key.position, log, entry, lane, reader.peer)
-
-
-__all__ = ["Candidate", "candidate_of", "candidates", "first_wanted", "most_urgent"]

@@ -45,6 +45,3 @@ class Dropped:
         """Yield the batches that must be planned for it."""
         if self.samples is None:
             yield from self._unknown
-
-
-__all__ = ["Dropped"]

@@ -104,6 +104,3 @@ class LaneAssignment:
             return False
         self._read_bytes = 0
         return True
-
-
-__all__ = ["GroupAssignment", "LaneAssignment"]

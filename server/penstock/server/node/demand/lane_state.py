@@ -176,14 +176,3 @@ class LaneState:
     def has_ended(self, offset: int) -> bool:
         """Tell whether it ends at or before an offset, be that recorded yet or not."""
         return self.end is not None and offset >= self.end
-
-
-__all__ = [
-    "KEPT_PLANS",
-    "MAX_LINES_PER_LANE",
-    "MAX_STARTS",
-    "PLANS_AHEAD",
-    "LaneState",
-    "LineStart",
-    "LineState",
-]

@@ -333,6 +333,3 @@ class Log:
         """Forget the lines of a worker that is gone."""
         for lane in self.lanes:
             lane.lines = [line for line in lane.lines if line.worker != worker]
-
-
-__all__ = ["Log"]

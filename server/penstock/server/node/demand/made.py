@@ -34,6 +34,3 @@ class MadeOffsets:
         lane, offset = batch
         masks = (self._masks.get((lane, blank, offset // BITS), 0) for blank in (False, True))
         return any(mask >> offset % BITS & 1 for mask in masks)
-
-
-__all__ = ["BITS", "KEPT", "MadeOffsets"]

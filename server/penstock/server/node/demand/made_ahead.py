@@ -45,15 +45,3 @@ def batches_beyond(workers: int, batch_bytes: float) -> int:
     """Return how many batches so many workers make beyond a reader's horizon, where it is most."""
     nbytes = AHEAD_BYTES * workers
     return made_ahead(AHEAD_PER_WORKER * workers, nbytes, batch_bytes, ticket_s=CHEAP_S / 2)
-
-
-__all__ = [
-    "AHEAD_BYTES",
-    "AHEAD_PER_WORKER",
-    "CHEAP_AHEAD",
-    "CHEAP_S",
-    "FAR_AHEAD",
-    "batches_beyond",
-    "is_cheap",
-    "made_ahead",
-]

@@ -100,6 +100,3 @@ class Peers:
         peer.readers -= 1
         if not peer.readers:
             self._peers = {host: other for host, other in self._peers.items() if other is not peer}
-
-
-__all__ = ["LEAST_PENDING", "MAX_PENDING", "FairTurns", "Peer", "Peers"]

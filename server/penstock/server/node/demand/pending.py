@@ -62,6 +62,3 @@ class PendingPlans:
             return before
         at = self._numbering.order.position(lane, offset)
         return WantedBatch(Key(at, lane, offset, False), is_asked=True)
-
-
-__all__ = ["PendingPlans"]

@@ -70,6 +70,3 @@ class Ranked(Generic[T]):
                     heapq.heappush(frontier, (heap[below], below))
             if self._places.get(place[2]) is place:
                 yield place[2]
-
-
-__all__ = ["Ranked"]

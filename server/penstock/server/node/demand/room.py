@@ -143,6 +143,3 @@ def _push_out(log: Log, entry: WantedBatch) -> None:
             reader.gave_way = True
             logger.info(GAVE_WAY, job=log.job.name, position=reader.head, horizon=reader.horizon)
     log.push_out(entry)
-
-
-__all__ = ["GAVE_WAY", "find_room", "has_stalled", "is_for_stalled", "is_owed", "lacks", "spare"]

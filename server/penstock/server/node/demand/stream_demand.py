@@ -299,6 +299,3 @@ class StreamDemand:
         self.pending.clear()
         self._ahead.clear()
         self.log.readers.discard(self)
-
-
-__all__ = ["StreamDemand"]

@@ -98,6 +98,3 @@ class Unknown:
         if samples is None:
             self.check(None)
         return samples
-
-
-__all__ = ["Unknown"]

@@ -151,6 +151,3 @@ class WantedBatch:
         self.pins -= 1
         if self.evicted:
             self.free()
-
-
-__all__ = ["BatchState", "Demand", "Key", "WantedBatch"]

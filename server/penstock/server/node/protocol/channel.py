@@ -191,16 +191,3 @@ def send_with_fd(sock: socket.socket, data: bytes | bytearray, fd: int) -> None:
     )
     if sent < len(data):
         sock.sendall(data[sent:])
-
-
-__all__ = [
-    "FROM_SERVER",
-    "FROM_WORKER",
-    "READ_BYTES",
-    "Kinds",
-    "MessageDecoder",
-    "ProtocolError",
-    "encode",
-    "receive",
-    "send_with_fd",
-]

@@ -46,6 +46,3 @@ def failure_of(message: FromServer, error: PenstockError) -> FromWorker:
 def error_of(message: Failed) -> PenstockError:
     """Return the error that such an answer carries."""
     return ERRORS.get(message.code, Internal).with_fields(message.message, message.fields)
-
-
-__all__ = ["error_of", "failure_of"]

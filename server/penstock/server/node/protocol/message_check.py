@@ -155,6 +155,3 @@ def _judge(message: QuarantineItem) -> None:
     except ValueError as error:
         raise ProtocolError(f"its verdict is {clean_text(repr(verdict), 100)}: {error}") from None
     message.verdict = verdict._replace(reason=clean_text(verdict.reason, MAX_TEXT))
-
-
-__all__ = ["MAX_TEXT", "check"]

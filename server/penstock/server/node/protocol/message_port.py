@@ -168,6 +168,3 @@ class SocketPort:
             self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
         self._decoder.fds.clear()
-
-
-__all__ = ["MessagePort", "SocketPort"]

@@ -46,6 +46,3 @@ class Observer:
 
     def verified(self, job: str, pure: bool) -> None:
         """A batch was made twice, and was the same, or was not."""
-
-
-__all__ = ["Observer"]

@@ -122,6 +122,3 @@ class Audit:
             return
         if found := libraries.differences(versions, recorded):
             logger.warning(libraries.sentence(job.name, found), job=job.name)
-
-
-__all__ = ["Audit"]

@@ -59,6 +59,3 @@ def sentence(ticket: Ticket, doing: str, deaths: int, how: str) -> WorkerCrashed
         deaths=deaths,
         how=how,
     )
-
-
-__all__ = ["blamed", "sentence"]

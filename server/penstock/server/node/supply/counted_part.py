@@ -174,6 +174,3 @@ class CountedLanes:
             if lane in self._open:
                 self._open.discard(lane)
                 self._told_end(lane, batches, in_vain)
-
-
-__all__ = ["CountedLanes"]

@@ -277,6 +277,3 @@ class LaneCounting:
         answer = self._standing.pop(worker, None)
         if answer is not None and not answer.done():
             answer.set_result(rows)
-
-
-__all__ = ["LaneCounting", "count_processes"]

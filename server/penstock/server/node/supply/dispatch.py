@@ -455,6 +455,3 @@ class Dispatch:
             "a lane stopped", job=name, lane=lane.lane, code=error.code, error=error.message
         )
         self._observer.failed(name, error.code)
-
-
-__all__ = ["MAX_DEATHS", "Dispatch"]

@@ -81,6 +81,3 @@ class Ends:
                 logger.info("counted", job=log.job.name, batches=log.numbering.batches)
             self._dispatch.schedule()
         del self._found[log]
-
-
-__all__ = ["Ends"]

@@ -149,6 +149,3 @@ class LaneLines:
         finally:
             lane.looking -= held
             self._schedule()
-
-
-__all__ = ["LaneLines"]

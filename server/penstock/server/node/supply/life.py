@@ -56,6 +56,3 @@ class Life:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-__all__ = ["Life"]

@@ -190,6 +190,3 @@ class MessageDispatch:
                         record = SnapshotRecord(log_id, lane.lane, found.offset, found.data)
                         self._shelf.put_last(record)
         self.drained(worker)
-
-
-__all__ = ["MessageDispatch"]

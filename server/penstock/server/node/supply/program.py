@@ -58,6 +58,3 @@ def status_words(status: int) -> str:
     except ValueError:
         return f"killed by signal {-status}"
     return f"killed by signal {number.name}{_CAUSES.get(number, '')}"
-
-
-__all__ = ["Started", "start_program", "status_words"]

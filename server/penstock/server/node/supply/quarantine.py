@@ -186,6 +186,3 @@ def _tell(job: str, verdict: Verdict) -> None:
         epochs="all" if verdict.every_epoch else str(verdict.item.epoch),
         reason=verdict.reason,
     )
-
-
-__all__ = ["Quarantine"]

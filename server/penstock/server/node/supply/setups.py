@@ -50,6 +50,3 @@ class Setups:
         if log_id is not None:
             self._left.add(log_id)
         return log_id
-
-
-__all__ = ["Setups"]

@@ -131,6 +131,3 @@ class SnapshotWriter:
         except PenstockError as error:
             logger.error("an unusable snapshot stays", lane=lane, offset=offset, error=str(error))
             await asyncio.sleep(STORE_RETRY_S)
-
-
-__all__ = ["STORE_DEADLINE_S", "STORE_RETRY_S", "SnapshotWriter"]

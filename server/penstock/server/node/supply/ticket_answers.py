@@ -134,6 +134,3 @@ class Answers:
         )
         self._observer.failed(log.job.name, error.code)
         log.failed(ticket.entry, error)
-
-
-__all__ = ["Answers"]

@@ -324,6 +324,3 @@ class WorkerPool:
         }
         before, self._waiting = self._waiting, waiting
         return {log_id for log_id, entry in waiting.items() if before.get(log_id) is entry}
-
-
-__all__ = ["ITEM_DEADLINE_S", "Dispatcher", "Hear", "Lose", "WorkerPool"]

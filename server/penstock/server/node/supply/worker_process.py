@@ -379,6 +379,3 @@ class WorkerProcess:
             if reader.spans == 0:  # others stay mapped until their last batch is sent
                 del self.arenas[number]
                 reader.close()
-
-
-__all__ = ["Ticket", "WorkerProcess"]

@@ -131,6 +131,3 @@ class Arenas:
                 del self._arenas[number]
                 self._give_up(arena)
                 arena.close()
-
-
-__all__ = ["ARENA_BYTES", "ArenaWriter", "Arenas"]

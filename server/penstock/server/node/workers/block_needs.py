@@ -53,6 +53,3 @@ class BlockNeeds:
             group = self.reading.group(lane)
             per_group[group] = max(lines, per_group.get(group, 0))
         return self.reading.blocks * max(1, sum(per_group.values()))
-
-
-__all__ = ["BlockNeeds"]

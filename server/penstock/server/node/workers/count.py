@@ -284,16 +284,3 @@ def main(inherited: Inherited) -> None:
         except Exception as error:
             fail(Internal(f"a bug in penstock: {type(error).__name__}"))
             raise
-
-
-__all__ = [
-    "Begin",
-    "Count",
-    "Ended",
-    "Telling",
-    "decode_marks",
-    "encode_marks",
-    "ensure_counted",
-    "keep_blocks_of",
-    "lanes_of_part",
-]

@@ -91,6 +91,3 @@ class KnownJobs:
         items = self._new_items(job, message)
         needs = [[BlockNeeds(reading) for reading in roles.readings] for roles in job.role_sets]
         return Known(job, items, Maker(job, items), needs)
-
-
-__all__ = ["Known", "KnownJobs"]

@@ -152,6 +152,3 @@ class Link:
 
     def _give_up(self, arena: ArenaWriter) -> None:
         self._outbox.send([GoneArena(arena.number)])
-
-
-__all__ = ["Link", "ServerGone"]

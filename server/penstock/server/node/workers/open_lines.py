@@ -178,6 +178,3 @@ def _ended(line: Line) -> list[FromWorker]:
         return []
     line.told_end = True
     return [LaneEnds(line.job.log_id, line.lane, end, {} if end else line.counters())]
-
-
-__all__ = ["OpenLines", "news_of", "snapshot_if_due"]

@@ -94,6 +94,3 @@ class Outbox:
         if self._held:
             self._port.send(self._held)
             self._held = []
-
-
-__all__ = ["HOLD_S", "Outbox"]

@@ -313,6 +313,3 @@ def _plan_bytes(plan: BatchPlan) -> bytes:
 
 def _plan_of(data: bytes) -> BatchPlan:
     return BatchPlan.from_json(json.loads(data))
-
-
-__all__ = ["Worker"]

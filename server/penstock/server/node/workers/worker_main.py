@@ -41,6 +41,3 @@ def main(inherited: Inherited) -> None:
         worker.run()
     except (BrokenPipeError, ConnectionResetError, ServerGone):
         return  # the server process is gone
-
-
-__all__ = ["main"]

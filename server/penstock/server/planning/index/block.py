@@ -344,18 +344,3 @@ def _left_out(parts: Sequence[ItemSizes]) -> LeftOut:
     if not positions:
         return NOTHING_LEFT_OUT
     return LeftOut(np.concatenate(positions), np.concatenate(codes), list(numbers))
-
-
-__all__ = [
-    "OTHER_REASONS",
-    "QUARANTINED",
-    "IndexBlock",
-    "ItemSizes",
-    "LeftOut",
-    "block_items",
-    "decode_block",
-    "encode_block",
-    "few",
-    "filtered",
-    "joined",
-]

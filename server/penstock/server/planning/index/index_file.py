@@ -41,7 +41,6 @@ from penstock.server.planning.index.block import (
     joined,
 )
 from penstock.server.planning.index.index_place import KEY, IndexPlace
-from penstock.server.planning.index.inputs import check_inputs, index_inputs
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
 from penstock.wire.plain import clean_text
@@ -481,19 +480,3 @@ def _damaged(url: str, how: str) -> InvalidJob:
         "`penstockd index FILE JOB`",
         key=KEY,
     )
-
-
-__all__ = [
-    "VERSION",
-    "IndexedSizes",
-    "ItemSizes",
-    "LeftOut",
-    "SizeIndex",
-    "SourceBlocks",
-    "block_items",
-    "blocks_of",
-    "check_inputs",
-    "index_inputs",
-    "is_index",
-    "write_index",
-]

@@ -229,6 +229,3 @@ class IndexPlace:
         with self._writing(), contextlib.suppress(FileNotFoundError):
             self._fs.rm(f"{self.path}.parts", recursive=True)
             self._fs.invalidate_cache(f"{self.path}.parts")
-
-
-__all__ = ["KEY", "IndexPlace"]

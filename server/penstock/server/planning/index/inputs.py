@@ -166,15 +166,3 @@ def _paths(one: Any, other: Any, where: str) -> list[str]:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-__all__ = [
-    "SEED",
-    "check_inputs",
-    "differences",
-    "index_inputs",
-    "indexed_sources",
-    "kept_items",
-    "may_draw",
-    "size_rule",
-]

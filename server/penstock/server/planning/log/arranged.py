@@ -176,6 +176,3 @@ def _fitting(own: list[_ColumnRun], room: int) -> tuple[list[_ColumnRun], list[_
             kept.append(run._replace(first=cut))
         excess -= cut - run.first
     return kept, others
-
-
-__all__ = ["Arranged", "together"]

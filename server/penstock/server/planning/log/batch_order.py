@@ -395,15 +395,3 @@ class BalancedOrder:
 def _place_in(order: Permutation, length: int, wanted: int) -> int:
     """Return where a permutation has a number."""
     return int(np.flatnonzero(order.take(np.arange(length)) == wanted)[0])
-
-
-__all__ = [
-    "Arrange",
-    "BalancedOrder",
-    "BatchPlace",
-    "Costs",
-    "WindowOrder",
-    "batches_of",
-    "by_cost",
-    "in_steps",
-]

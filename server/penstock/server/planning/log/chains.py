@@ -215,6 +215,3 @@ def _by_batches(firsts: Integers, rows: int, per_batch: int) -> tuple[Integers, 
     lengths = stops - starts
     inner = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return np.repeat(starts, lengths) + inner, np.array(begins, np.int64)
-
-
-__all__ = ["MAX_CHAIN", "Chains", "SharedSamples", "chains_of", "order_of_rows", "shared_by"]

@@ -304,6 +304,3 @@ def _one_line(text: str) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-
-
-__all__ = ["Expression"]

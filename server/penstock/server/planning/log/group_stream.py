@@ -286,6 +286,3 @@ class GroupStream:
         name = list(self._roles.sources)[int(samples.sources[slot])]
         item = ItemRef(name, int(samples.items[slot]), 0)
         return BadItem(f"{item}: {error.message}", **{**error.fields, "item": list(item)})
-
-
-__all__ = ["ARRANGED", "KEPT_SAMPLES", "GroupStream", "Packed", "Recent"]

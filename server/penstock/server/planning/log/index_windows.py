@@ -286,16 +286,3 @@ def cut(
             )
         found.append(window)
     return found
-
-
-__all__ = [
-    "RUN",
-    "Integers",
-    "LineStretch",
-    "Reasons",
-    "WindowSamples",
-    "Windows",
-    "cut",
-    "pieces_of",
-    "run_of",
-]

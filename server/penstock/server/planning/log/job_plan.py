@@ -13,6 +13,3 @@ class Plan(PlanParameters):  # noqa: D101 - what it says is what its parameters 
     ) -> PlannedLog:
         """Return what the batches of some roles are made of; see `JobPlan.open`."""
         return PlannedLog(roles, self, seed, batches_per_step, may_fail)
-
-
-__all__ = ["Plan"]

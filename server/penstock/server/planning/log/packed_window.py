@@ -291,6 +291,3 @@ def _one_by_one(batcher: SampleBatcher, sizes: Integers) -> PackedWindow:
 
 def _array(values: Sequence[int]) -> Integers:
     return np.array(values, np.int64)
-
-
-__all__ = ["Outline", "PackedWindow", "measures", "outline", "pack", "with_cost"]

@@ -75,6 +75,3 @@ class PlanParameters:
         if self.balance is not None:
             found["balance"] = self.balance.to_json()
         return found
-
-
-__all__ = ["COSTS", "DEFAULT_WINDOW", "PLAN_VERSION", "PlanParameters"]

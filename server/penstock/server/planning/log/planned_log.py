@@ -478,6 +478,3 @@ def check_plannable(
             key="plan.balance",
         )
     return drawer
-
-
-__all__ = ["PlannedLog", "check_plannable", "planned_log"]

@@ -60,6 +60,3 @@ def processed_in(
     np.add.at(change, begins[lies], sizes[lies])
     np.add.at(change, ends[lies], -sizes[lies])
     return Processed(once, once + again, int(np.cumsum(change).max()))
-
-
-__all__ = ["Processed", "processed_in"]

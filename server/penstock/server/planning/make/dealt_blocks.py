@@ -73,6 +73,3 @@ class Stretches:
             return None
         mine[0] += 1
         return self._blocks[mine[0] - 1]
-
-
-__all__ = ["BlockTask", "Stretches", "all_blocks"]

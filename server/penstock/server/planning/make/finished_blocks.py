@@ -200,6 +200,3 @@ def _ahead(load: Callable[[T], R], things: Iterable[T]) -> Iterator[tuple[T, R]]
                 yield first, found.result()
         for first, found in waiting:
             yield first, found.result()
-
-
-__all__ = ["INPUTS", "FinishedBlock", "Parts"]

@@ -280,6 +280,3 @@ def left_out(index: SizeIndex) -> Counter[str]:
     for source in index.sources.values():
         total.update(source.left_out)
     return total
-
-
-__all__ = ["Engine", "MadeIndex", "Making", "MakingProgress", "Warn", "Watch", "left_out", "make"]

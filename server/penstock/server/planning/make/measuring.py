@@ -14,8 +14,9 @@ import numpy as np
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
 from penstock.server.job.role_set import RoleSet
-from penstock.server.pipeline.items import MAX_REASON, MAX_SIZE, Filtered, Items
+from penstock.server.pipeline.items import MAX_REASON, MAX_SIZE, Items
 from penstock.server.pipeline.known_verdicts import Bad
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.pipeline.retry import Progress
 from penstock.server.planning.index.block import QUARANTINED, ItemSizes, filtered
 from penstock.server.planning.index.inputs import (
@@ -283,6 +284,3 @@ def _lengths(rule: Any) -> SampleBatcher | None:
     if isinstance(rule, dict) and rule.keys() == {"length_of"}:
         return BestFitPackingBatcher(max_tokens=1, length_key=rule["length_of"])
     return None
-
-
-__all__ = ["MeasuredBlock", "Measuring"]

@@ -274,6 +274,3 @@ class _MeasuringProcess:
         else:
             self._writer.close()
         await asyncio.shield(asyncio.to_thread(self._aside.process.wait))
-
-
-__all__ = ["Answer", "Hears", "MeasuringPool"]

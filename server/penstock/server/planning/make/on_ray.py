@@ -261,6 +261,3 @@ def measure_run(
         none = {"block": "null", "bad": "[]", "drew": False, "data": b""}
         kept.rows.append({**none, "error": encode_error(error)})
     return kept.rows
-
-
-__all__ = ["measure_run", "ray_engine", "runs_of"]

@@ -60,6 +60,3 @@ def along(costs: Costs, batches_per_step: int, parts: int = PARTS) -> Along | No
         [float(piece.min()) for piece in pieces],
         [float(piece.max()) for piece in pieces],
     )
-
-
-__all__ = ["Along", "along"]

@@ -139,6 +139,3 @@ class _Chunk:
         for number, ref in enumerate(self.slots):
             found.setdefault(ref.item.source, []).append(number)
         return found
-
-
-__all__ = ["Collected"]

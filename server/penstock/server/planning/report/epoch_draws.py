@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.job.job import Job, LaneRoles
 from penstock.server.pipeline.items import Items
@@ -68,8 +70,8 @@ class DrawsOfEpochs(LaneDraws):
         """Return the draws' state, and how many are left."""
         return [self._left, self._draws.state()]
 
+    @override
     def restore(self, state: Any) -> None:
-        """Go on where `state` was taken."""
         self._left = state[0]
         self._draws.restore(state[1])
 
@@ -95,6 +97,3 @@ class PlannedOfEpochs(PlannedPlanner):
         if self.offset >= self._most:
             raise EpochDrawn("the set has given its batches of the epochs")
         return super().next()
-
-
-__all__ = ["DrawsOfEpochs", "EpochDrawn", "PlannedOfEpochs"]

@@ -55,6 +55,3 @@ class Figures:
     is_planned: bool = False
     processing: Processing | None = None
     notes: tuple[str, ...] = ()
-
-
-__all__ = ["Figures", "Processing"]

@@ -143,6 +143,3 @@ def _edges(most: int) -> Iterator[int]:
             if edge > most:
                 return
         power *= 2
-
-
-__all__ = ["Bar", "NumberCounts", "Spread"]

@@ -8,8 +8,8 @@ import numpy as np
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.role_set import RoleSet
-from penstock.server.pipeline.items import Filtered
 from penstock.server.pipeline.known_verdicts import Bad, content_hash
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.planning.index.block import QUARANTINED, ItemSizes, joined
 from penstock.server.planning.index.index_file import IndexedSizes, SizeIndex
 from penstock.server.planning.index.inputs import check_inputs, kept_items
@@ -136,6 +136,3 @@ def _ranks(roles: RoleSet, name: str) -> Numbers | None:
     """Return of each item of a source how many before it are kept; None = all are."""
     kept = kept_items(roles, name)
     return None if kept is None else np.cumsum(kept.mask(), dtype=np.int64) - 1
-
-
-__all__ = ["IndexLookup"]

@@ -43,6 +43,3 @@ def refuse(
 def worst(found: Sequence[Misfit]) -> Misfit:
     """Return the one that needs most, rows that are too long before documents."""
     return max(found, key=lambda each: (each.of == "tokens", each.needed))
-
-
-__all__ = ["refuse", "worst"]

@@ -128,6 +128,3 @@ def fresh(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: fresh(given) for name, given in value.items()}
     return [fresh(given) for given in value] if isinstance(value, list) else value
-
-
-__all__ = ["BUDGET_S", "fresh", "lanes_table", "nearby", "with_lanes"]

@@ -376,16 +376,3 @@ def _balance(job: Job) -> str:
     """Return what the batches of a job cost, as its plan says it."""
     plan = job.role_sets[0].plan
     return "" if plan is None or plan.balance is None else plan.balance.to_json()
-
-
-__all__ = [
-    "FORMAT",
-    "LanesRow",
-    "Packing",
-    "PlanReport",
-    "RankFigures",
-    "global_batch",
-    "ranks_of",
-    "report_of",
-    "world_sizes",
-]

@@ -199,6 +199,3 @@ def _notes(
             "which samples are left out or split differs from epoch to epoch: samples and tokens "
             "by source are those of the first, times the epochs"
         )
-
-
-__all__ = ["AddUp", "check_fits", "figures_of_planned"]

@@ -226,6 +226,3 @@ def _next(planner: Planner) -> BatchPlan | None:
 
 def _drawn(planners: Iterable[Planner]) -> int:
     return sum(planner.drawn for planner in planners)
-
-
-__all__ = ["simulate"]

@@ -72,6 +72,3 @@ def skew(costs: Costs, batches_per_step: int, world_size: int) -> RankSkew | Non
     micros = batches_per_step // world_size
     by_rank = costs[: steps * batches_per_step].reshape(steps, micros, world_size)
     return RankSkew(Skew.of(by_rank.reshape(-1, world_size)), Skew.of(by_rank.sum(axis=1)))
-
-
-__all__ = ["Costs", "RankSkew", "Skew", "skew"]

@@ -10,8 +10,9 @@ import numpy as np
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
 from penstock.server.job.role_set import RoleSet
-from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Bad
+from penstock.server.pipeline.processing import Filtered
 from penstock.server.roles.base import IndexedSource, Sample, SampleBatcher
 from penstock.server.roles.filling import Numbers
 from penstock.server.roles.number_columns import tells_lengths, why_no_length
@@ -205,17 +206,3 @@ class ToldItems(Items):
         [sample] = outcome
         assert isinstance(sample, ToldSample)
         return sample.size
-
-
-__all__ = [
-    "INDEX",
-    "NONE",
-    "SIZE",
-    "SOURCE",
-    "IndexedOutcomes",
-    "Told",
-    "ToldItems",
-    "ToldSample",
-    "collates_by_size",
-    "told_by",
-]

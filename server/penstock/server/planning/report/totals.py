@@ -142,6 +142,3 @@ class BatchTotals:
         self._filled += int(filling.tokens.sum())
         self._places += int(filling.places.sum())
         return misfit(filling)
-
-
-__all__ = ["BatchTotals"]

@@ -222,6 +222,3 @@ def _costs(columns: BatchColumns, packed: PackedWindow, sized: bool) -> dict[str
 def _narrow(values: Numbers) -> npt.NDArray[Any]:
     is_small = not len(values) or int(values.max()) < 1 << 32
     return values.astype(np.uint32) if is_small else values
-
-
-__all__ = ["WindowFigures", "WindowKey", "add_up"]

@@ -154,6 +154,3 @@ class BestFitPackingBatcher(RowPackingBatcher):
             index = bisect_right(sizes, (room, 0), 0, index) - 1
         self._tokens -= self.max_tokens - room
         self._finish(row)
-
-
-__all__ = ["BestFitPackingBatcher"]

@@ -283,13 +283,3 @@ class BalancedPackingBatcher(OpenRowsBatcher):
             if room > most and self._takes(number, ref):
                 best, most = number, room
         return best
-
-
-__all__ = [
-    "PATIENCE",
-    "BalancedPackingBatcher",
-    "FirstFitPackingBatcher",
-    "NextFitPackingBatcher",
-    "OpenBestFitPackingBatcher",
-    "OpenRowsBatcher",
-]

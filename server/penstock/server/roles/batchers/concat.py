@@ -109,6 +109,3 @@ class ConcatPackingBatcher(PackingBatcher):
                 self._counts["truncated_tokens"] += ref.size
             else:
                 self._dropped["tail"] += 1
-
-
-__all__ = ["ConcatPackingBatcher"]

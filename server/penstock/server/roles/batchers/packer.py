@@ -329,16 +329,3 @@ def sample_key(ref: SampleRef) -> tuple[str, int, int]:
 def holds_item(row: Row, ref: SampleRef) -> bool:
     """Tell whether a row holds what a ref means, of whatever epoch."""
     return any(sample_key(other) == sample_key(ref) for other in row)
-
-
-__all__ = [
-    "OVERLONG",
-    "PackingBatcher",
-    "Pieces",
-    "RowPackingBatcher",
-    "cut_batches",
-    "holds_item",
-    "piece",
-    "sample_key",
-    "too_long",
-]

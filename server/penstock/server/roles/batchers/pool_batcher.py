@@ -139,6 +139,3 @@ def modality(sample: Sample) -> str:
     if sample.get("pixel_values_videos") is not None:
         return "video"
     return "image" if sample.get("pixel_values") is not None else "text"
-
-
-__all__ = ["PoolPackingBatcher", "modality"]

@@ -185,6 +185,3 @@ class SequentialPackingBatcher(PackingBatcher):
     def _finish(self) -> None:
         self._finished.append(self._row)
         self._row, self._total, self._skipped = [], 0, []
-
-
-__all__ = ["SequentialPackingBatcher"]

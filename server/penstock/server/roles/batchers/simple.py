@@ -80,6 +80,3 @@ class SimpleBatcher(SampleBatcher):
         batch = [[ref] for ref in self._held]
         self._held = []
         return batch
-
-
-__all__ = ["SimpleBatcher"]

@@ -358,11 +358,3 @@ class WindowPackingBatcher(WindowsBatcher):
                 left.append(ref)
         self._collected = left
         self._finish(row)
-
-
-__all__ = [
-    "BestFitDecreasingPackingBatcher",
-    "KnapsackPackingBatcher",
-    "WindowPackingBatcher",
-    "WindowsBatcher",
-]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.roles.collators.sample_arrays import IGNORE_INDEX, Array
+from penstock.server.roles.collators.sample_arrays import Array
 from penstock.server.roles.collators.segments import Document, Segments
 from penstock.server.roles.number_columns import ColumnRows, Indices, spread
-from penstock.wire.packed_rows import PackedRows, Rule
+from penstock.wire.packed_rows import IGNORE_INDEX, PackedRows, Rule
 
 HIDDEN = "attention_mask"
 """The column that says which tokens attention sees."""
@@ -133,6 +133,3 @@ def _views(array: Array | None, places: Sequence[tuple[int, int]]) -> Iterator[A
         return iter(())
     flat = array.reshape(-1)
     return iter([flat[start:stop] for start, stop in places])
-
-
-__all__ = ["HIDDEN", "DocumentRows", "copy_rows", "rows_of"]

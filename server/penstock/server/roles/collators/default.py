@@ -106,6 +106,3 @@ def _stack(name: str, values: list[Any], context: CollateContext) -> Array | lis
 
 def _widest(values: list[int]) -> int:
     return max(values, key=abs)
-
-
-__all__ = ["DefaultBatchCollator", "stack_samples"]

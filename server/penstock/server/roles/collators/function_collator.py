@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.server.roles.base import BatchCollator, Sample
-from penstock.server.roles.collators.sample_arrays import IGNORE_INDEX, as_array, masked
+from penstock.server.roles.collators.sample_arrays import as_array, masked
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.role import Role
 from penstock.server.roles.user_function import FunctionRole
+from penstock.wire.packed_rows import IGNORE_INDEX
 
 CollateFunction = Callable[..., Mapping[str, Any]]
 
@@ -102,6 +103,3 @@ def _token_counts(values: Mapping[str, Any]) -> dict[str, int]:
     if labels is not None and labels.shape == ids.shape and labels.dtype.kind == "i":
         counts["loss_tokens"] = int(np.count_nonzero(labels != IGNORE_INDEX))
     return counts
-
-
-__all__ = ["CollateFunction", "FunctionCollator"]

@@ -372,6 +372,3 @@ def _room(documents: int, most: int | None, where: str, context: CollateContext)
             f"{most}; raise it, or let the batcher put fewer samples into a row",
         )
     return most
-
-
-__all__ = ["LAYOUTS", "Laid", "PackedLayout"]

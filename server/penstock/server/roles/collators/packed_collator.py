@@ -13,7 +13,6 @@ from penstock.server.roles.base import BatchCollator, KeySpec, Sample, ValueLayo
 from penstock.server.roles.collators.copying import HIDDEN, DocumentRows, copy_rows, rows_of
 from penstock.server.roles.collators.layouts import LAYOUTS, Laid
 from penstock.server.roles.collators.sample_arrays import (
-    IGNORE_INDEX,
     NOTED,
     PAD_ID,
     bad_batch,
@@ -27,7 +26,7 @@ from penstock.server.roles.context import CollateContext
 from penstock.server.roles.filling import BatchSizes, Filling, RowWidth, largest, sums
 from penstock.server.roles.number_columns import ColumnCollator, ColumnRows
 from penstock.wire.errors import InvalidJob
-from penstock.wire.packed_rows import PackedRows, made
+from penstock.wire.packed_rows import IGNORE_INDEX, PackedRows, made
 
 
 class PackedCollator(BatchCollator, ColumnCollator):
@@ -256,6 +255,3 @@ class PackedCollator(BatchCollator, ColumnCollator):
                 f"a sample hides tokens by its attention_mask, which the layout {self.layout} "
                 "cannot say; use layout: indexed or neat, or leave attention_mask out of samples",
             )
-
-
-__all__ = ["PackedCollator"]

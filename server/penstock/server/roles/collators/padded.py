@@ -12,7 +12,6 @@ from penstock.server.roles.base import BatchCollator, KeySpec, Sample, ValueLayo
 from penstock.server.roles.collators.default import stack_samples
 from penstock.server.roles.collators.sample_arrays import (
     CHOSEN,
-    IGNORE_INDEX,
     NOTED,
     PAD_ID,
     Array,
@@ -29,6 +28,7 @@ from penstock.server.roles.collators.sample_arrays import (
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.filling import BatchSizes, Filling, NumbersT, RowWidth, largest, sums
 from penstock.wire.errors import BadBatch, InvalidJob
+from penstock.wire.packed_rows import IGNORE_INDEX
 
 _ALIGNED = (
     "attention_mask",
@@ -318,6 +318,3 @@ def _pad(rows: Sequence[Array], shape: tuple[int, ...], value: int, dtype: np.dt
         if len(row):  # an empty list does not say what an entry looks like
             padded[number, : len(row)] = row[: shape[1]]
     return padded
-
-
-__all__ = ["PaddedCollator"]

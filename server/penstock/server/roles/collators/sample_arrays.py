@@ -203,23 +203,3 @@ def _tensor(torch: Any, tensor: Any) -> Array:
         ) from None
     bits: Array = tensor.contiguous().view(torch.int16).numpy()
     return bits.view(ml_dtypes.bfloat16)
-
-
-__all__ = [
-    "CHOSEN",
-    "IGNORE_INDEX",
-    "NOTED",
-    "PAD_ID",
-    "Array",
-    "as_array",
-    "bad_batch",
-    "count_noted",
-    "flag_row",
-    "learned_labels",
-    "masked",
-    "named",
-    "narrowed",
-    "pad_id",
-    "token_ids",
-    "token_row",
-]

@@ -142,6 +142,3 @@ def _too_long(
         f"row {row} has {longest} tokens in {len(rows[row])} documents{rounded}, and "
         f"pad_to is {width.pad_to}; raise pad_to or lower the batcher's max_tokens",
     )
-
-
-__all__ = ["Document", "Segments", "documents_of", "lay_out"]

@@ -14,9 +14,10 @@ from its number, it has `open(lane, lanes)`, which returns `LaneDraws` with a st
 
 from penstock.server.roles.base import DataDistributor
 from penstock.server.roles.distributors.iterable import IterableDistributor
-from penstock.server.roles.distributors.map import SHUFFLES, MapDistributor
+from penstock.server.roles.distributors.map import MapDistributor
 from penstock.server.roles.distributors.mixture import MixtureDistributor
 from penstock.server.roles.distributors.rank_partitioned import RankPartitionedDistributor
+from penstock.server.roles.distributors.shuffle import SHUFFLES
 
 BUILTIN_DISTRIBUTORS: dict[str, type[DataDistributor]] = {
     "iterable": IterableDistributor,

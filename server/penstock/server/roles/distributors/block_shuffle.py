@@ -196,6 +196,3 @@ def _rows(
     """
     found: npt.NDArray[np.int64] = (counts - (ahead - indices) % width + width - 1) // width
     return found
-
-
-__all__ = ["BlockOrder"]

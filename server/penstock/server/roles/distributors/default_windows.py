@@ -88,13 +88,3 @@ def blocks_needed(window: int, lanes_of_group: int, block_items: float) -> int:
     the group are several blocks apart.
     """
     return window + max(1, math.ceil(LAG_DRAWS * lanes_of_group / block_items))
-
-
-__all__ = [
-    "UNKNOWN_BYTES",
-    "blocks_needed",
-    "default_groups",
-    "default_window",
-    "divisors",
-    "is_small",
-]

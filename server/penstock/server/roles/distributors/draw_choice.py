@@ -135,6 +135,3 @@ def _ratio(asked: Any, name: str) -> Fraction:
             key="distributor.sample_ratio",
         )
     return found
-
-
-__all__ = ["SELECTION_VERSION", "Choice"]

@@ -141,6 +141,3 @@ class IterableDistributor(DataDistributor):
         if not self.shuffle:
             return range(self.shards)
         return Permutation(self.shards, self.seed, epoch, f"shards {self.name}")
-
-
-__all__ = ["MAX_BUFFER", "IterableDistributor", "ShardPiece"]

@@ -298,16 +298,3 @@ def _joined(parts: Sequence[Sequence[int] | None]) -> list[int] | None:
     if any(part is None for part in parts):
         return None
     return [number for part in parts if part is not None for number in part]
-
-
-__all__ = [
-    "Drawn",
-    "JoinedSources",
-    "Places",
-    "blocks_of",
-    "check_positions",
-    "check_rows",
-    "each_in_blocks",
-    "laid_together",
-    "lengths_of",
-]

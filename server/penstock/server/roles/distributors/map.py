@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from penstock.server.core.permutation import ORDER_VERSION
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import DataDistributor, Source, indexed
 from penstock.server.roles.distributors.draw_choice import Choice
-from penstock.server.roles.distributors.shuffle import SHUFFLES, Shuffle
+from penstock.server.roles.distributors.shuffle import Shuffle
 from penstock.server.roles.reading import Reading
 
 
@@ -105,8 +106,8 @@ class MapDistributor(DataDistributor):
             return None
         return self.drawn.ref(self.shuffle.order(epoch)[position], epoch)
 
+    @override
     def draw_many(self, lane: int, lanes: int, k: int, count: int) -> list[ItemRef]:
-        """Return draws k, k + 1, ... of a lane: `count`, or fewer where it ends."""
         # A call in array code costs as much as twenty draws one by one.
         if count < 20 or (k + count + 1) * lanes >= 1 << 62:
             return super().draw_many(lane, lanes, k, count)
@@ -143,6 +144,3 @@ class MapDistributor(DataDistributor):
     def identity(self) -> dict[str, Any]:
         """Return the role's identity with the version of the order's arithmetic in it."""
         return {**super().identity(), "order": ORDER_VERSION}
-
-
-__all__ = ["SHUFFLES", "MapDistributor"]

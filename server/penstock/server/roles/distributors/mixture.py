@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from penstock.common.checks import check_choice
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.shares import Rotation, exact, next_part, whole_weights
@@ -351,8 +353,8 @@ class MixtureDraws(LaneDraws):
             found["live"] = list(self._live)
         return found
 
+    @override
     def restore(self, state: Any) -> None:
-        """Go on where `state` was taken."""
         parts = len(self._inner)
         self._drawn = [int(count) for count in state["drawn"]]
         self._tokens = [int(count) for count in state.get("tokens", [0] * parts)]
@@ -372,14 +374,11 @@ class MixtureDraws(LaneDraws):
             and all(draws.can_seek() for draws in self._inner)
         )
 
+    @override
     def seek(self, k: int) -> None:
-        """Go on with the k-th draw of the lane; only where `can_seek`."""
         counts = self._mixture.rotation.counts(self._start + k)
         self._begin()
         for part, draws in enumerate(self._inner):
             self._drawn[part] = counts[part] - self._before[part]
             draws.seek(self._drawn[part])
             self._states[part] = draws.state()
-
-
-__all__ = ["EXHAUSTED", "MAX_PERIOD", "WEIGHTS_BY", "MixtureDistributor", "MixtureDraws"]

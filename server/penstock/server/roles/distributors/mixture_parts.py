@@ -328,21 +328,3 @@ def part_identity(part: MixturePart, weight: int, limit: int | None) -> dict[str
     """Return what of a part decides bytes."""
     found = {"name": part.name, "weight": weight, "distributor": part.distributor.identity()}
     return found if limit is None else {**found, "max_epochs": limit}
-
-
-__all__ = [
-    "KEY",
-    "Build",
-    "MixturePart",
-    "PartsDistributor",
-    "bind_part",
-    "check_apart",
-    "check_ends",
-    "leaves",
-    "part_identity",
-    "part_targets",
-    "read_alike",
-    "read_parts",
-    "shuffles",
-    "weights_of",
-]

@@ -154,6 +154,3 @@ def _deal(counts: Sequence[int]) -> list[_Dealt]:
         found.append(_Dealt(part, given[part]))
         given[part] += 1
     return found
-
-
-__all__ = ["RankPartitionedDistributor"]

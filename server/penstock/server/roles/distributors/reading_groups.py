@@ -102,6 +102,3 @@ def _uneven(groups: int, lanes: int) -> InvalidJob:
         f"{' or '.join(map(str, sorted(near)))}",
         key="distributor.reading_groups",
     )
-
-
-__all__ = ["Groups"]

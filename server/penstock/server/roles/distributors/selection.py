@@ -310,6 +310,3 @@ def _kept(name: str, source: IndexedSource, where: Condition) -> Kept:
             key="distributor.where",
         )
     return kept
-
-
-__all__ = ["MAX_COPIES", "Selection"]

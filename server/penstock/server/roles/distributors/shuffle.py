@@ -149,6 +149,3 @@ class Shuffle:
         groups, sizes = self._groups, self._drawn.sizes(epoch)
         assert groups is not None
         return BlockOrder(sizes, groups.number, groups.window, self._seed, epoch, self._purpose)
-
-
-__all__ = ["SHUFFLES", "ItemOrder", "Shuffle"]

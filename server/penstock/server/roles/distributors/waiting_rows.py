@@ -243,6 +243,3 @@ class RowDraws(LaneDraws):
             drawn=0,
             reasons={},
         )
-
-
-__all__ = ["RowDraws"]

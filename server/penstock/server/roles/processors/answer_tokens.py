@@ -222,6 +222,3 @@ def _split(start: list[int], stop: int, template: ChatTemplate) -> AnswerMarks:
 
 def _is_space(text: str) -> bool:
     return bool(re.fullmatch(r"\s+", text))
-
-
-__all__ = ["AnswerMarks", "Span", "find_marks", "of_characters", "scan", "search"]

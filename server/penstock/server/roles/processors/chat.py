@@ -279,6 +279,3 @@ def _not_found(expected: int, searched: bool) -> ValueError:
         "them; set unmatched: search to look for their texts, or skip; or mark answers in the "
         "template with {% generation %} and {% endgeneration %}"
     )
-
-
-__all__ = ["ChatProcessor"]

@@ -316,6 +316,3 @@ def _pieces(text: str) -> list[str]:
                 found.append(CLOSE)
             found.append(piece)
     return found
-
-
-__all__ = ["ChatTemplate", "Message", "Written"]

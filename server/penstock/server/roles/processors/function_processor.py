@@ -63,6 +63,3 @@ class FunctionProcessor(FunctionRole, RawItemProcessor):
             f"{name} returned {type(result).__name__}; return a dict of named values, None to "
             "leave the item out, or a list of dicts"
         )
-
-
-__all__ = ["FunctionProcessor", "SampleFunction"]

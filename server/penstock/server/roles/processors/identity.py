@@ -114,6 +114,3 @@ def _renamed(sample: Sample, rename: Mapping[str, str]) -> Sample:
     if len(found) < len(sample):
         raise ValueError(f"with rename two of its values have one name; it has {[*sample]}")
     return found
-
-
-__all__ = ["IdentityProcessor"]

@@ -303,6 +303,3 @@ def _near_tokens(tokenizer: Tokenizer, token: str) -> list[str]:
         )
         near = nearest(token, same_start, 4)
     return near or special[:4]
-
-
-__all__ = ["TokenizeProcessor"]

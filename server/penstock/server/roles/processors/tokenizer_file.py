@@ -153,13 +153,3 @@ def check_unicode(text: str) -> None:
             f"the text holds half a surrogate pair, {half} at character {error.start:,}, which is "
             "not Unicode: it was cut within a character, or decoded wrongly"
         ) from None
-
-
-__all__ = [
-    "WHOLE",
-    "check_unicode",
-    "from_the_hub",
-    "no_column",
-    "parse_tokenizer",
-    "read_tokenizer",
-]

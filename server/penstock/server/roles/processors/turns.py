@@ -127,6 +127,3 @@ def _text(said: Any, number: int, role: str, more: Mapping[str, Any]) -> str | N
     if isinstance(said, Sequence):
         what = "parts that are not all text"
     raise ValueError(f"turn {number} has content of {what}, and chat needs text")
-
-
-__all__ = ["ROLES", "TAGS", "ConversationTurns"]

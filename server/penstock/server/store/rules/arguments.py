@@ -100,15 +100,3 @@ def printable(text: str, limit: int = MAX_NAME) -> str:
 def clean(text: str) -> str:
     """Return the text with what UTF-8 cannot hold (lone surrogates of a file name) as `?`."""
     return text.encode("utf-8", "replace").decode()
-
-
-__all__ = [
-    "MAX_STEP",
-    "MOVED",
-    "check_begin",
-    "check_name",
-    "check_step",
-    "check_text",
-    "clean",
-    "printable",
-]

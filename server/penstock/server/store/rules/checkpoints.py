@@ -79,6 +79,3 @@ def move(
         current.group_id, number, token, 0, step, owner, how, checkpoint, request_id, now
     )
     return Moved(number, step), new_generation(row)
-
-
-__all__ = ["checkpoint", "move", "unknown"]

@@ -105,6 +105,3 @@ def _show(value: Any, unset: str = "absent") -> str:
         return value[:12] + "..."
     text = value if isinstance(value, str) and value.isprintable() and value else _text(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-__all__ = ["differences"]

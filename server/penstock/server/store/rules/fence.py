@@ -87,6 +87,3 @@ def listed(names: Sequence[str]) -> str:
         return "none"
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return ", ".join(map(repr, names[:10])) + more
-
-
-__all__ = ["check", "gone", "listed", "stale", "unknown"]

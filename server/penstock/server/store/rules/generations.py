@@ -251,14 +251,3 @@ def commit_all(
 
 def _committed(group: GroupRow, row: CursorRow, now: str) -> GroupRow:
     return group._replace(committed_at=now, committed_by=row.generation)
-
-
-__all__ = [
-    "begin",
-    "begin_first",
-    "check_commit",
-    "check_rank",
-    "commit",
-    "commit_all",
-    "joins",
-]

@@ -137,15 +137,3 @@ def delete(standing: GroupStanding, generation: int | None, deleted: int) -> lis
 
 OF_A_GROUP = (TimelineRow, GenerationRow, CursorRow, CheckpointRow)
 """What is kept under the id of a group."""
-
-__all__ = [
-    "KEPT_ROWS",
-    "KEPT_TOKENS",
-    "OF_A_GROUP",
-    "GroupStanding",
-    "by_step",
-    "delete",
-    "named",
-    "new_generation",
-    "record",
-]

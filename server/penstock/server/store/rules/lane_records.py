@@ -153,15 +153,3 @@ def note_libraries(
             changes.append(Add(LibraryRow(log_id, name, version, now)))
             found[name] = version
     return found, changes
-
-
-__all__ = [
-    "KEPT_HALTS",
-    "add_end",
-    "add_halt",
-    "drop",
-    "halt_of",
-    "note_libraries",
-    "put",
-    "thin",
-]

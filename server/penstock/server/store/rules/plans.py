@@ -99,6 +99,3 @@ def lanes_of(plan: JobRow | None) -> int | None:
     found = None if plan is None else json.loads(plan.plan)
     lanes = found.get("lanes") if isinstance(found, dict) else None
     return lanes if isinstance(lanes, int) and lanes > 0 else None
-
-
-__all__ = ["KEPT_PLANS", "check_job", "define", "forget", "forgotten", "lanes_of", "register"]

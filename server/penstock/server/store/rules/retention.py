@@ -65,6 +65,3 @@ def archive(ordered: list[int]) -> list[int]:
         if len(firsts) <= ARCHIVE:
             return firsts
         spacing *= 2
-
-
-__all__ = ["ARCHIVE", "NEAR_CURSOR", "archive", "keep"]

@@ -311,6 +311,3 @@ def _below(order: Order, end: int, lane: int) -> int:
     held = rows if lane <= last.lane else rows - 1
     lane_end = None if order.ends is None else order.ends[lane]
     return held if lane_end is None else min(held, lane_end)
-
-
-__all__ = ["Given", "Run", "add", "release", "runs", "standing", "verdict_of"]
