@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from penstock.common import programs
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 
@@ -21,7 +23,49 @@ def test_an_operation_of_the_store_is_where_the_page_says() -> None:
         if example in file.read_text()
     }
 
-    assert found == {"log_operations.py", "lanes.py", "store.py"}
+    assert found == {"log_operations.py", "lane_records.py", "store.py"}
     assert found <= {Path(name).name for name in named}
     for name in named:
         assert list((ROOT / "server/penstock/server").rglob(Path(name).name)), name
+
+
+def files_named(part: str) -> tuple[str, set[str]]:
+    """Return the example of a list, and the files that its lines begin with."""
+    example = re.search(r"such as `([^`]+)`", part)
+    assert example is not None
+    return example[1], set(re.findall(r"^\* `([^`]+)`:", part, re.MULTILINE))
+
+
+def product_files(pattern: str) -> set[str]:
+    return {
+        file.relative_to(ROOT).as_posix()
+        for folder in ("proto", "server", "client")
+        for file in (ROOT / folder).rglob("*.py")
+        if re.search(pattern, file.read_text())
+    }
+
+
+def test_a_built_in_role_is_where_the_page_says() -> None:
+    """And its tests are named, too."""
+    part = PAGE[PAGE.index("A built-in role") : PAGE.index("A command, such as")]
+    example, named = files_named(part)
+
+    assert product_files(rf"\b{example}\b") == named
+    tests = {name for name in re.findall(r"`(tests/[^`]+)`", part) if "golden" not in name}
+    assert tests
+    assert all(example in (ROOT / name).read_text() for name in tests)
+
+
+def test_a_command_is_where_the_page_says() -> None:
+    part = PAGE[PAGE.index("A command, such as") : PAGE.index("## Generated code")]
+    example, named = files_named(part)
+
+    assert named == {
+        f"server/penstock/server/commands/{example}.py",
+        "proto/penstock/common/programs.py",
+    }
+    assert all((ROOT / name).is_file() for name in named)
+    assert example in programs.COMMANDS["penstockd"]
+    # Its module is found by its name: no other list has it.
+    listed = product_files(rf'"serve",.*"{example}"')
+    assert listed == {names}
