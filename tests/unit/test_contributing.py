@@ -60,10 +60,8 @@ def test_a_command_is_where_the_page_says() -> None:
     part = PAGE[PAGE.index("A command, such as") : PAGE.index("## Generated code")]
     example, named = files_named(part)
 
-    assert named == {
-        f"server/penstock/server/commands/{example}.py",
-        "proto/penstock/common/programs.py",
-    }
+    names = "proto/penstock/common/programs.py"
+    assert named == {f"server/penstock/server/commands/{example}.py", names}
     assert all((ROOT / name).is_file() for name in named)
     assert example in programs.COMMANDS["penstockd"]
     # Its module is found by its name: no other list has it.
