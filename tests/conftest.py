@@ -52,7 +52,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 
 STARTERS = frozenset({
-    "unit/test_client_aside.py::test_a_process_that_ends_does_it_without_a_thread",
+    "unit/test_client_background.py::test_a_process_that_ends_does_it_without_a_thread",
     "unit/test_client_ranks.py::test_processes_of_torch_distributed_share_a_token_and_sum_over_all",
     "unit/test_client_cursor.py::test_what_no_reader_could_be_given_is_refused_wherever_a_step_is_named",
     "unit/test_client_reading.py::test_a_batch_says_of_which_epoch_it_is",

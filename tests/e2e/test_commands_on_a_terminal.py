@@ -92,7 +92,7 @@ def test_the_tables_of_a_plan_are_no_wider_than_a_terminal(tmp_path: Path, colum
     assert status == 0
     lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line) for line in written.splitlines()]
     assert max(map(len, lines)) <= columns
-    [first] = [number for number, line in enumerate(lines) if line.startswith("     lanes ")]
+    [first] = [number for number, line in enumerate(lines) if line.startswith("    lanes ")]
     rows = [line.split() for line in lines[first + 1 : first + 4]]
     assert [(lanes, len(rest)) for lanes, *rest in rows] == [("1", 3), ("2", 3), ("4", 3)]
 

@@ -96,7 +96,7 @@ class Crashes(RawItemProcessor):
 '''
 
 HOW = {
-    "Garbage": "for what it said on its socket (Misspoken: ",
+    "Garbage": "for what it said on its socket (ProtocolError: ",
     "AnswersForOthers": "its ticket is 123456",
     "Exits": "with exit status 3: a role ended the process",
     "Crashes": "killed by signal SIGSEGV: a crash in native code",

@@ -65,7 +65,7 @@ def test_a_node_imports_what_every_node_needs(tmp_path: Path, metrics: str) -> N
     assert "penstock.server.app" in modules
     wanted = {"aiohttp"} if metrics != "off" else set()
     assert {name.partition(".")[0] for name in of_packages(modules, (*ROLES, *DETAILS))} == wanted
-    assert sources(modules) == {f"{PACKAGE}.items"}
+    assert sources(modules) == {f"{PACKAGE}.item_list"}
 
 
 def test_a_worker_imports_what_every_job_needs() -> None:

@@ -233,7 +233,7 @@ class _Zygote:
     """The process that forks, for the process that has started it."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.environment, self.owner = environment, os.getpid()
+        self.environment, self.owner, self.was_killed = environment, os.getpid(), False
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(ANSWER_S)
         command = [sys.executable, "-P", "-m", "penstock.server.processes.zygote"]
@@ -280,6 +280,7 @@ class _Zygote:
 
     def kill(self) -> None:
         """End it, whatever it does."""
+        self.was_killed = True
         self._process.kill()
         self._process.wait()
 
@@ -327,7 +328,7 @@ def _current(module: str = "") -> _Zygote:
         status = zygote.status if zygote.owner == os.getpid() else None
         if status is None and (zygote.owner, zygote.environment) == (os.getpid(), environment):
             return zygote
-        if status is not None:
+        if status is not None and not zygote.was_killed:
             logger.warning(
                 "the process that starts workers has ended with status %d; another one is started",
                 status,

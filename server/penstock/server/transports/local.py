@@ -164,7 +164,8 @@ class PrivateNode:
                     was_ready = True
                     if is_first:
                         self._started.put(None)
-        return was_ready, failure or self._ending(process.wait(), was_ready)
+        status = process.wait()
+        return was_ready, failure or self._ending(status, was_ready)
 
     def _ending(self, status: int, was_ready: bool) -> PenstockError:
         """Return the error for a process that has ended without a word."""

@@ -69,7 +69,7 @@ def check(
         logs: The logs whose jobs it was told of.
 
     Raises:
-        Misspoken: None of our workers sends this.
+        ProtocolError: None of our workers sends this.
     """
     match message:
         case Done():

@@ -52,8 +52,8 @@ class MessagePort(Protocol[Said, Heard]):
             wait: Wait until something has come. Else what is there is returned, maybe nothing.
 
         Raises:
-            Misspoken: What comes now is none of the messages that are heard here, after all that
-                were were returned.
+            ProtocolError: What comes now is none of the messages that are heard here; all that were
+                have been returned.
         """
 
     def listen(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:

@@ -309,7 +309,7 @@ class Dispatch:
         """Note that a worker has set up its job.
 
         Raises:
-            Misspoken: It was not asked to.
+            ProtocolError: It was not asked to.
         """
         if worker.number not in self._setups.at:
             raise ProtocolError("it has set a job up, and nobody asked")

@@ -60,7 +60,7 @@ class Quarantine:
         """See to the verdict of a worker, which waits for its answer.
 
         Raises:
-            Misspoken: The verdict cannot be of this job.
+            ProtocolError: The verdict cannot be of this job.
         """
         log, verdict = self._dispatch.logs[message.log_id], message.verdict
         job = log.job

@@ -346,7 +346,7 @@ class WorkerProcess:
         """Act upon a message: the one place where anything that a worker says comes in.
 
         Raises:
-            Misspoken: No worker of ours says this.
+            ProtocolError: No worker of ours says this.
             OSError: An arena cannot be mapped.
         """
         known = ChainMap(self.tickets, self.taken_back) if self.taken_back else self.tickets

@@ -76,7 +76,7 @@ class Link:
         """Put what the server process has said into the inbox; False where it is gone.
 
         Raises:
-            Misspoken: A role has read what was meant for this process.
+            ProtocolError: A role has read what was meant for this process.
         """
         messages = self.port.receive(wait=wait)
         if messages is None:
