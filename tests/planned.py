@@ -21,7 +21,7 @@ from penstock.server.planning.index.inputs import (
     size_rule,
 )
 from penstock.server.planning.log.job_plan import Plan
-from penstock.server.roles.base import Sample
+from penstock.server.roles.samples import Sample
 
 
 def sizes_of(job: Job) -> dict[str, ItemSizes]:

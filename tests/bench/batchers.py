@@ -16,7 +16,7 @@ from packing import document_tokens
 from support import corpus, table
 
 from penstock.server.core.refs import ItemRef, SampleRef
-from penstock.server.roles.base import SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.batchers import (
     BalancedPackingBatcher,
     BestFitDecreasingPackingBatcher,

@@ -28,7 +28,7 @@ from penstock.client.values.arrival import Arrival
 from penstock.client.values.torch_decoder import TorchDecoder
 from penstock.server.core.refs import ItemRef, SampleRef, Span
 from penstock.server.roles import BatchCollator
-from penstock.server.roles.base import SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.batchers import BestFitPackingBatcher, PoolPackingBatcher, SimpleBatcher
 from penstock.server.roles.collators import (
     DefaultBatchCollator,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from penstock.server.roles import BatchCollator, IndexedSource
-from penstock.server.roles.base import Sample
 from penstock.server.roles.context import CollateContext
+from penstock.server.roles.samples import Sample
 
 
 class Numbers(IndexedSource):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.server.core.refs import ItemRef, Rows, SampleRef, Span
-from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.batchers import (
     BUILTIN_BATCHERS,
     BalancedPackingBatcher,
@@ -31,6 +31,7 @@ from penstock.server.roles.batchers import (
     SimpleBatcher,
     WindowPackingBatcher,
 )
+from penstock.server.roles.samples import Sample
 from penstock.server.testing import check_batcher
 from penstock.server.testing import roles as testing
 from penstock.server.testing.roles import check_restored, check_runs, tell

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.roles.base import BatchCollator, Sample
+from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.collators import (
     BUILTIN_COLLATORS,
     DefaultBatchCollator,
@@ -20,6 +20,7 @@ from penstock.server.roles.collators import (
     PaddedCollator,
 )
 from penstock.server.roles.context import CollateContext
+from penstock.server.roles.samples import Sample
 from penstock.server.testing import check_collator
 from penstock.server.testing.compare import as_bytes
 from penstock.wire.errors import BadBatch, InvalidJob

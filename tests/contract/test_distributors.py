@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import DataDistributor, IndexedSource
+from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.distributors import (
     BUILTIN_DISTRIBUTORS,
     MapDistributor,
@@ -20,6 +20,7 @@ from penstock.server.roles.distributors import (
 )
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.reading import Blocks
+from penstock.server.roles.source import IndexedSource
 
 
 class Numbers(IndexedSource):

@@ -15,8 +15,8 @@ import pytest
 
 from chats import CHATML, write_chat_folder
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import RawItemProcessor
 from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.processors import (
     BUILTIN_PROCESSORS,
     ChatProcessor,

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.condition import Condition
+from penstock.server.roles.source import IndexedSource
 from penstock.server.sources import (
     BUILTIN_SOURCES,
     ArrowSource,

@@ -27,8 +27,9 @@ from penstock.server.roles import (
     MapDistributor,
     RawItemProcessor,
 )
-from penstock.server.roles.base import KeySpec, Sample
+from penstock.server.roles.collator import KeySpec
 from penstock.server.roles.context import CollateContext, ProcessContext
+from penstock.server.roles.samples import Sample
 from penstock.server.rpc.service import Service
 from penstock.server.store import Memory, MemoryStore
 from penstock.server.store.records import GroupRecord

@@ -21,8 +21,8 @@ import pytest
 
 from damaged.formats import FORMATS
 from damaged.reading import attempt
-from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.processors.tokenize import TokenizeProcessor
+from penstock.server.roles.source import IndexedSource
 from penstock.server.sources import (
     ArrowSource,
     CsvSource,

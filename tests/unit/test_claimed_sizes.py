@@ -15,8 +15,8 @@ import pytest
 
 from penstock.server.job.job import Job
 from penstock.server.pipeline.line import Line
-from penstock.server.roles.base import RawItemProcessor
 from penstock.server.roles.distributors import MapDistributor
+from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.sources import ItemsSource, MdsSource, WebdatasetSource
 from penstock.wire.errors import BadItem
 

@@ -17,9 +17,10 @@ from penstock.server.pipeline import maker as maker_module
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.server.roles import IdentityProcessor, MapDistributor, Sample
-from penstock.server.roles.base import SampleBatcher, Source
+from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.batchers import BestFitPackingBatcher, SimpleBatcher
 from penstock.server.roles.collators import PackedCollator
+from penstock.server.roles.source import Source
 from penstock.server.sources import ArrowSource, MegatronSource, ParquetSource, TokensSource
 from penstock.wire.errors import BadItem, PenstockError
 from penstock.wire.v1.feed_pb2 import BatchHeader

@@ -11,7 +11,7 @@ from golden import content
 from penstock.server.core import permutation
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import job
-from penstock.server.roles import base, context
+from penstock.server.roles import batcher, context
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.roles.collators import PackedCollator
 from penstock.server.roles.distributors import MapDistributor
@@ -41,7 +41,7 @@ def other_draw(self: Any, lane: int, lanes: int, k: int) -> ItemRef:
 
 
 def other_state(self: Any) -> Any:
-    return {**base.SampleBatcher.state(self), "more": 1}
+    return {**batcher.SampleBatcher.state(self), "more": 1}
 
 
 def other_values(self: Any, rows: Any, context: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from penstock.server.roles import (
     RawItemProcessor,
     Sample,
 )
-from penstock.server.roles.base import SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore
 from penstock.wire.errors import PenstockError

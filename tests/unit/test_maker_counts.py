@@ -21,8 +21,9 @@ from penstock.server.roles import (
     RawItemProcessor,
     SimpleBatcher,
 )
-from penstock.server.roles.base import BatchCollator, Sample
+from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.context import CollateContext
+from penstock.server.roles.samples import Sample
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadBatch
 

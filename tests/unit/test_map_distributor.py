@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
-from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.reading import Blocks
+from penstock.server.roles.source import IndexedSource
 from penstock.server.sources import ItemsSource, JsonlSource, MetaSource
 from penstock.wire.errors import InvalidJob
 

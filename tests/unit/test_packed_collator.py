@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.roles.base import Sample
 from penstock.server.roles.collators import PackedCollator
 from penstock.server.roles.context import CollateContext
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadBatch, InvalidJob
 
 Rows = list[list[Sample]]

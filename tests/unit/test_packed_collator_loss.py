@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.roles.base import Sample
 from penstock.server.roles.collators import PackedCollator, PaddedCollator
 from penstock.server.roles.context import CollateContext
+from penstock.server.roles.samples import Sample
 
 torch = pytest.importorskip("torch")
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.common.batch_text import batch_text
-from penstock.server.roles.base import Sample, ValueLayout
+from penstock.server.roles.collator import ValueLayout
 from penstock.server.roles.collators import PackedCollator, PaddedCollator
 from penstock.server.roles.context import CollateContext
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadBatch
 
 LAYOUTS = ("flash", "megatron", "thd", "indexed", "neat")

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from penstock.client import masks
 from penstock.client.packed import complete, on_device
-from penstock.server.roles.base import Sample
 from penstock.server.roles.collators import PackedCollator
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.number_columns import ColumnRows
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadBatch, InvalidJob, InvalidRequest
 
 LAYOUTS = ("flash", "megatron", "thd", "indexed", "neat", "seams")

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from penstock.client.bodies.assembly import Assembly
 from penstock.client.bodies.buffers import BufferPool
 from penstock.client.bodies.landing import Landing
-from penstock.server.roles.base import Sample
 from penstock.server.roles.collators import PackedCollator
 from penstock.server.roles.collators.layouts import LAYOUTS
 from penstock.server.roles.context import CollateContext
+from penstock.server.roles.samples import Sample
 from penstock.wire import frame
 from penstock.wire.digest import batch_digest
 from penstock.wire.errors import BadFrame, ChecksumMismatch

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from penstock.server import packing
 from penstock.server.core.refs import ItemRef, Rows, SampleRef, Span
-from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.batchers import (
     BestFitPackingBatcher,
     PoolPackingBatcher,
     SequentialPackingBatcher,
     SimpleBatcher,
 )
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadItem, InvalidJob
 
 SIZES = st.lists(st.one_of(st.integers(1, 12), st.integers(1, 60)), max_size=60)

@@ -15,7 +15,7 @@ from penstock.server import packing
 from penstock.server.commands.measure import warnings_of_lanes
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef, Span
 from penstock.server.job.job import Job
-from penstock.server.roles.base import SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.batchers import (
     BalancedPackingBatcher,
     BestFitDecreasingPackingBatcher,

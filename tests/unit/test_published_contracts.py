@@ -18,8 +18,8 @@ from penstock.server.roles import (
     RawItemProcessor,
     SampleBatcher,
 )
-from penstock.server.roles.base import Sample
 from penstock.server.roles.context import CollateContext, ProcessContext
+from penstock.server.roles.samples import Sample
 from penstock.server.sources import ItemsSource
 from penstock.server.testing import (
     check_batcher,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.server.planning.index.index_place import IndexPlace
-from penstock.server.roles.base import IndexedSource
+from penstock.server.roles.source import IndexedSource
 from penstock.server.sources import (
     CsvSource,
     HfStreamSource,

@@ -32,10 +32,11 @@ from penstock.server.pipeline.processing import Filtered
 from penstock.server.planning.log.planned_log import planned_log
 from penstock.server.planning.report.planned_figures import check_fits
 from penstock.server.process.allocator import chosen
-from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.batchers import PoolPackingBatcher, SimpleBatcher
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.reading import MOST_AMPLIFICATION
+from penstock.server.roles.samples import Sample
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.server.usercode.held_bytes import held_bytes

@@ -38,12 +38,15 @@ from penstock.server.pipeline.line import Computed, Line
 from penstock.server.pipeline.processing import Filtered
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S
 from penstock.server.process.environment import FIXED, THREAD_VARIABLES, worker_environment
-from penstock.server.roles.base import BatchCollator, DataDistributor, RawItemProcessor, Source
+from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.condition import Kept
+from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.distributors.joined_sources import Drawn
 from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.role import Role, asked, failing
+from penstock.server.roles.source import Source
 from penstock.server.sources.meta import MetaSource
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.seeding import drawn_since, purpose_key, seeded_globals

@@ -21,17 +21,13 @@ from penstock.server.core.canonical import canonical
 from penstock.server.core.shown import shown
 from penstock.server.job.planned_batches import in_words
 from penstock.server.job.role_set import DEFAULT_LANES, JobPlan, RoleSet, joint_layout
-from penstock.server.roles.base import (
-    BatchCollator,
-    DataDistributor,
-    KeySpec,
-    RawItemProcessor,
-    SampleBatcher,
-    Source,
-    ValueLayout,
-)
+from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
+from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.reading import Reading
+from penstock.server.roles.source import Source
 from penstock.wire.errors import Counting, InvalidJob, InvalidRequest, UnknownJob
 from penstock.wire.numbering import Located, Numbering
 from penstock.wire.order import MAX_LANES, Cut, Order

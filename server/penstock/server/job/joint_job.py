@@ -11,7 +11,7 @@ from penstock.common.checks import check_choice
 from penstock.server.job.job import MAX_SOURCE_NAME, SOURCE_NAME, Job, LaneRoles
 from penstock.server.job.role_set import DEFAULT_LANES, RoleSet, deal_lanes, joint_specs, name_taken
 from penstock.server.job.set_choice import Choices, by_largest_remainder, shares_in_block
-from penstock.server.roles.base import KeySpec
+from penstock.server.roles.collator import KeySpec
 from penstock.wire.errors import InvalidJob, InvalidRequest
 from penstock.wire.value_types import DATASET_NAME
 

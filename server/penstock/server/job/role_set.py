@@ -13,24 +13,18 @@ import numpy as np
 from penstock.common.checks import check_choice
 from penstock.server import roles as builtin
 from penstock.server.job.planned_batches import PlannedBatches
-from penstock.server.roles.base import (
-    BatchCollator,
-    DataDistributor,
-    IndexedSource,
-    KeySpec,
-    RawItemProcessor,
-    SampleBatcher,
-    Source,
-    ValueLayout,
-    indexed,
-)
+from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
+from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.number_columns import (
     ColumnCollator,
     Indices,
     SequenceColumns,
     tells_lengths,
 )
+from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.reading import Reading
+from penstock.server.roles.source import IndexedSource, Source, indexed
 from penstock.wire.errors import InvalidJob
 from penstock.wire.value_types import DATASET_NAME
 

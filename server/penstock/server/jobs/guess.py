@@ -15,8 +15,9 @@ from penstock.server.job.role_set import DEFAULT_LANES
 from penstock.server.jobs.guess_columns import ColumnGuess, find_columns, length
 from penstock.server.jobs.guess_files import TOKENIZER, find_source, named
 from penstock.server.jobs.registry import KINDS, build
-from penstock.server.roles.base import IndexedSource, RawItem
 from penstock.server.roles.processors.tokenizer_file import WHOLE, from_the_hub
+from penstock.server.roles.samples import RawItem
+from penstock.server.roles.source import IndexedSource
 from penstock.server.sources import BUILTIN_SOURCES
 from penstock.wire.errors import BadItem, InvalidJob, InvalidRequest
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.common.nearest import hint
 from penstock.server.core.shown import shown
-from penstock.server.roles.base import RawItem
+from penstock.server.roles.samples import RawItem
 from penstock.wire.errors import InvalidRequest
 
 TURNS = ({"role", "content"}, {"from", "value"})

@@ -15,20 +15,16 @@ from penstock.server.config.class_parameters import check_parameters
 from penstock.server.config.location import Location
 from penstock.server.core.shown import shown
 from penstock.server.jobs.misplaced import remedy_in_role
-from penstock.server.roles.base import (
-    BatchCollator,
-    DataDistributor,
-    IndexedSource,
-    RawItemProcessor,
-    SampleBatcher,
-    Source,
-    StreamSource,
-)
+from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.batchers import BUILTIN_BATCHERS
+from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.collators import BUILTIN_COLLATORS, FunctionCollator
+from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS
+from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.processors import BUILTIN_PROCESSORS, FunctionProcessor
 from penstock.server.roles.role import Role
+from penstock.server.roles.source import IndexedSource, Source, StreamSource
 from penstock.server.roles.user_function import FunctionRole
 from penstock.server.sources import BUILTIN_SOURCES
 from penstock.server.usercode.contained import contained

@@ -22,7 +22,7 @@ from penstock.server.job.job import Job
 from penstock.server.metrics.scraped import CallerCollector, StatusCollector
 from penstock.server.metrics.series import Series, made
 from penstock.server.node.protocol.observer import Observer
-from penstock.server.roles.base import Target
+from penstock.server.roles.distributor import Target
 from penstock.wire.errors import PenstockError
 from penstock.wire.plain import clean_text
 

@@ -9,7 +9,8 @@ from penstock.server.core.refs import ItemRef, Rows, SampleRef
 from penstock.server.job.job import Job
 from penstock.server.job.role_set import RoleSet
 from penstock.server.pipeline.retry import Calls
-from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.samples import Sample
 from penstock.server.usercode.contained import as_exception, contained
 from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.wire.errors import BadBatch, PenstockError

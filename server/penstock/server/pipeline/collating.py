@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.server.core.refs import BatchPlan
 from penstock.server.pipeline.retry import Calls, RoleCall
-from penstock.server.roles.base import Sample
 from penstock.server.roles.context import CollateContext, batch_key
+from penstock.server.roles.samples import Sample
 from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.server.usercode.seeding import BorrowedGlobals
 from penstock.wire.errors import BadBatch, PenstockError, SourceUnavailable

@@ -12,8 +12,9 @@ from penstock.server.job.role_set import RoleSet
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.processing import Filtered
-from penstock.server.roles.base import RawItemProcessor, Sample
 from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.processor import RawItemProcessor
+from penstock.server.roles.samples import Sample
 from penstock.server.usercode.frames import error_line
 from penstock.server.usercode.held_bytes import held_bytes
 from penstock.wire.errors import BadItem

@@ -8,7 +8,8 @@ from functools import partial
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.later import Fit, RowsOf
-from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadItem, PenstockError
 
 Found = dict[tuple[ItemRef, int], Sample]

@@ -18,9 +18,10 @@ from penstock.server.job.job import Job
 from penstock.server.pipeline.known_verdicts import Bad, Quarantined, VerdictBook, content_hash
 from penstock.server.pipeline.processing import NEVER_ABOUT_AN_ITEM, Filtered, ProcessedItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Progress, RoleCall
-from penstock.server.roles.base import IndexedSource, RawItem, Sample
 from penstock.server.roles.number_columns import why_no_length
 from penstock.server.roles.role import Role
+from penstock.server.roles.samples import RawItem, Sample
+from penstock.server.roles.source import IndexedSource
 from penstock.server.usercode.contained import contained
 from penstock.wire.errors import BadItem
 from penstock.wire.plain import clean_text

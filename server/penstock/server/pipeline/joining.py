@@ -13,7 +13,7 @@ from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.later import Fit, Later
 from penstock.server.pipeline.processing import Filtered
-from penstock.server.roles.base import Sample
+from penstock.server.roles.samples import Sample
 
 
 class Joining:

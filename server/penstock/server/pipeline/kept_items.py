@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import RawItem
+from penstock.server.roles.samples import RawItem
 from penstock.server.usercode.frames import error_line
 from penstock.server.usercode.held_bytes import held_bytes
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from penstock.server.roles.base import SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
 from penstock.wire.plain import clean_text
 
 MAX_REASONS, MAX_REASON_CHARACTERS = 32, 80

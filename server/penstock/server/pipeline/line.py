@@ -13,7 +13,7 @@ from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.maker import Maker
 from penstock.server.pipeline.planner import open_planner
 from penstock.server.pipeline.writing import MadeBatch
-from penstock.server.roles.base import Sample
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadSnapshot, LaneStarved, PastEnd, PositionFar
 from penstock.wire.frame import with_position
 from penstock.wire.numbering import Located

@@ -15,7 +15,7 @@ from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.joining import Joining
 from penstock.server.pipeline.standin import StandIns
 from penstock.server.pipeline.writing import MadeBatch
-from penstock.server.roles.base import Sample
+from penstock.server.roles.samples import Sample
 from penstock.wire.frame import BodyLayout
 
 

@@ -12,7 +12,7 @@ from penstock.server.job.planned_batches import in_words
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.plans_before import PlansBefore
-from penstock.server.roles.base import Sample
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import LaneStarved, PenstockError
 
 

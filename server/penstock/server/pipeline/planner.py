@@ -16,7 +16,7 @@ from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.joint_planner import JointPlanner
 from penstock.server.pipeline.planned_planner import PlannedPlanner
 from penstock.server.pipeline.sample_planner import SamplePlanner
-from penstock.server.roles.base import Sample
+from penstock.server.roles.samples import Sample
 
 
 class Planner(Protocol):

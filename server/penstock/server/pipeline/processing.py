@@ -17,8 +17,9 @@ from penstock.server.pipeline.chance import Chance
 from penstock.server.pipeline.known_verdicts import Bad, content_hash
 from penstock.server.pipeline.raws import RawItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Progress, RoleCall
-from penstock.server.roles.base import RawItem, RawItemProcessor, Sample
 from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.processor import RawItemProcessor
+from penstock.server.roles.samples import RawItem, Sample
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.wire.errors import (

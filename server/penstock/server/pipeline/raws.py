@@ -10,8 +10,9 @@ from penstock.server.job.job import Job
 from penstock.server.pipeline.kept_items import KEPT_BYTES, KeptItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Progress
 from penstock.server.pipeline.source_calls import SourceCalls
-from penstock.server.roles.base import IndexedSource, RawItem
 from penstock.server.roles.number_columns import SequenceColumns
+from penstock.server.roles.samples import RawItem
+from penstock.server.roles.source import IndexedSource
 from penstock.server.usercode.contained import contained
 
 READ_AHEAD_S = 0.001

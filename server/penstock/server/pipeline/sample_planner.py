@@ -26,8 +26,8 @@ from penstock.server.pipeline.processing import Filtered
 from penstock.server.pipeline.retry import RoleCall
 from penstock.server.pipeline.runs import Runs
 from penstock.server.pipeline.starvation import Starvation
-from penstock.server.roles.base import Sample
 from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.samples import Sample
 from penstock.server.usercode.contained import as_exception
 from penstock.wire.errors import BadItem, PenstockError, SourceUnavailable
 

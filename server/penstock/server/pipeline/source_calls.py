@@ -11,8 +11,9 @@ from typing import TypeVar
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Calls, Progress, RoleCall
-from penstock.server.roles.base import RawItem, Source
 from penstock.server.roles.context import item_key
+from penstock.server.roles.samples import RawItem
+from penstock.server.roles.source import Source
 from penstock.server.usercode.copies import own_copy
 from penstock.server.usercode.seeding import BorrowedGlobals
 from penstock.wire.errors import BadItem, PenstockError

@@ -17,7 +17,7 @@ from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.processing import Filtered
-from penstock.server.roles.base import Sample
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import LaneStarved
 
 MAX_TRIES = 256

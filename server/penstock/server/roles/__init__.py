@@ -1,9 +1,20 @@
-"""The four roles: what to derive from, and everything that penstock brings.
+"""What a user writes: a source and the four roles, small classes with one required method each.
 
 ```
 Source            DataDistributor ->  RawItemProcessor  ->  SampleBatcher  ->  BatchCollator
 fetches items     which item next     raw item -> samples   samples -> rows    rows -> named values
 ```
+
+| class | required | often overridden |
+|---|---|---|
+| `IndexedSource` | `__len__`, `fetch` | `fingerprint`, `heads`, `sizes`, `blocks`, `close` |
+| `StreamSource` | `shards`, `open`, `fingerprint` | `close` |
+| `DataDistributor` | `draw` or `open` | `draws` |
+| `RawItemProcessor` | `process` | `size`, `process_batch`, `setup`, `cut` |
+| `SampleBatcher` | `add` | `flush`, `pending`, `size_of`, `dropped` |
+| `BatchCollator` | `collate` | `specs`, `blank` |
+
+Every role is a pure function of what it is given. None of them knows a rank, a worker or a node.
 
 `docs/roles.md` shows how to bring your own.
 """
@@ -14,24 +25,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
-from penstock.server.roles.base import (
-    BatchCollator,
-    DataDistributor,
-    IndexedSource,
-    KeySpec,
-    RawItem,
-    RawItemProcessor,
-    Sample,
-    SampleBatcher,
-    Source,
-    StreamSource,
-    Target,
-    ValueLayout,
-)
+from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.context import CollateContext, ProcessContext
+from penstock.server.roles.distributor import DataDistributor, Target
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
+from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.reading import Blocks, Reading
 from penstock.server.roles.role import Role
+from penstock.server.roles.samples import RawItem, Sample
+from penstock.server.roles.source import IndexedSource, Source, StreamSource
 
 if TYPE_CHECKING:
     from penstock.server.roles.batchers import (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.server.job.job import Job, find_job
 from penstock.server.pipeline.known_order import SoFar
-from penstock.server.roles.base import ValueLayout
+from penstock.server.roles.collator import ValueLayout
 from penstock.server.store.rules.arguments import check_text
 from penstock.wire import MAX_TOKEN, PROTOCOL
 from penstock.wire.errors import (

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.server.roles.base import Source
+from penstock.server.roles.source import Source
 from penstock.server.sources.on_demand import BUILTIN_SOURCES, PLACES
 
 if TYPE_CHECKING:

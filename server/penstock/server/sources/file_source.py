@@ -8,8 +8,8 @@ from dataclasses import KW_ONLY
 from typing import Any, ClassVar
 
 from penstock.server.files.catalog import Catalog
-from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.parameters import declared
+from penstock.server.roles.source import IndexedSource
 from penstock.server.sources.files import FileSet
 
 Files = str | Sequence[str]

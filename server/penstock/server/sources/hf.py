@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TypeVar
 from penstock.server.files.catalog import Catalog, catalog_key, open_catalog
 from penstock.server.files.content import files_fingerprint
 from penstock.server.files.versions import changed, is_same
-from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.parameters import declared
+from penstock.server.roles.source import IndexedSource
 from penstock.server.sources.hf_builders import (
     DataFiles,
     builder_name,

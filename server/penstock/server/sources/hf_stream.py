@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from penstock.server.files.catalog import Catalog
-from penstock.server.roles.base import RawItem, StreamSource, unseen_sentence
+from penstock.server.roles.samples import RawItem
+from penstock.server.roles.source import StreamSource, unseen_sentence
 from penstock.server.sources.factory import MadeObject
 from penstock.server.sources.hf_builders import (
     DataFiles,

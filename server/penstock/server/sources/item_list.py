@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.server.roles.base import IndexedSource, RawItem
 from penstock.server.roles.parameters import declared
+from penstock.server.roles.samples import RawItem
+from penstock.server.roles.source import IndexedSource
 from penstock.server.sources.requirements import check_indices
 from penstock.server.usercode.copies import own_copy
 from penstock.wire.errors import InvalidJob

@@ -17,10 +17,11 @@ from penstock.common.resources import usable_cpus
 from penstock.server.config.class_parameters import check_parameters
 from penstock.server.core.shown import shown
 from penstock.server.files.catalog import Catalog
-from penstock.server.roles.base import IndexedSource, RawItem, Source
 from penstock.server.roles.condition import Condition, Kept
 from penstock.server.roles.parameters import declared
 from penstock.server.roles.reading import Blocks
+from penstock.server.roles.samples import RawItem
+from penstock.server.roles.source import IndexedSource, Source
 from penstock.server.sources.meta_file import DataSetEntry, chosen_entries, read_entries
 from penstock.server.sources.meta_items import converted
 from penstock.server.sources.meta_runs import DataSetRuns

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.common.nearest import listed
 from penstock.server.core.shown import shown
-from penstock.server.roles.base import RawItem
+from penstock.server.roles.samples import RawItem
 from penstock.server.sources.meta_file import TAGS, DataSetEntry
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import BadItem

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.server.core.permutation import Permutation
-from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.condition import Kept
 from penstock.server.roles.reading import Blocks
+from penstock.server.roles.source import IndexedSource
 from penstock.server.sources.meta_file import DataSetEntry
 
 _CHOICES = 1024

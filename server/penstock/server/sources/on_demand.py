@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 
-from penstock.server.roles.base import Source
+from penstock.server.roles.source import Source
 
 PACKAGE = "penstock.server.sources"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from penstock.server.roles.base import IndexedSource, RawItem, unseen_sentence
 from penstock.server.roles.role import failing, file_of
+from penstock.server.roles.samples import RawItem
+from penstock.server.roles.source import IndexedSource, unseen_sentence
 from penstock.server.sources.factory import MadeObject
 from penstock.server.sources.requirements import check_indices
 from penstock.server.usercode.contained import contained

@@ -11,16 +11,12 @@ from typing import Any
 import numpy as np
 
 from penstock.server.core.refs import ItemRef, Rows, SampleRef
-from penstock.server.roles.base import (
-    BatchCollator,
-    IndexedSource,
-    RawItem,
-    RawItemProcessor,
-    Sample,
-    SampleBatcher,
-    StreamSource,
-)
+from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.context import CollateContext, ProcessContext
+from penstock.server.roles.processor import RawItemProcessor
+from penstock.server.roles.samples import RawItem, Sample
+from penstock.server.roles.source import IndexedSource, StreamSource
 from penstock.server.testing.compare import as_bytes, check_identity, holds
 from penstock.wire.errors import BadItem
 from penstock.wire.item_numbers import row_index

@@ -13,9 +13,10 @@ from typing import Any
 
 from penstock.server.core.canonical import canonical
 from penstock.server.job.role_set import RoleSet
-from penstock.server.roles.base import DataDistributor, IndexedSource, indexed
 from penstock.server.roles.condition import Kept
+from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.distributors import MapDistributor
+from penstock.server.roles.source import IndexedSource, indexed
 from penstock.wire.errors import InvalidJob
 
 SEED = "seed"

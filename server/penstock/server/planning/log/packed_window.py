@@ -26,7 +26,7 @@ from penstock.server.planning.log.chains import (
 )
 from penstock.server.planning.log.cost_expression import Expression
 from penstock.server.planning.log.index_windows import Integers
-from penstock.server.roles.base import SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.batchers import (
     BestFitDecreasingPackingBatcher,
     KnapsackPackingBatcher,

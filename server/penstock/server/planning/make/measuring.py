@@ -26,11 +26,13 @@ from penstock.server.planning.index.inputs import (
     may_draw,
     size_rule,
 )
-from penstock.server.roles.base import RawItemProcessor, Sample, SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.roles.condition import Kept
 from penstock.server.roles.distributors import MapDistributor
+from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.role import asked
+from penstock.server.roles.samples import Sample
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.server.usercode.held_bytes import held_bytes

@@ -14,8 +14,8 @@ from penstock.server.planning.index.block import QUARANTINED, ItemSizes, joined
 from penstock.server.planning.index.index_file import IndexedSizes, SizeIndex
 from penstock.server.planning.index.inputs import check_inputs, kept_items
 from penstock.server.planning.report.told import ToldSample
-from penstock.server.roles.base import Sample
 from penstock.server.roles.filling import Numbers
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadItem
 
 READ_ITEMS = 1 << 20

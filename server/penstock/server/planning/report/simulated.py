@@ -33,8 +33,8 @@ from penstock.server.planning.report.told import (
     ToldSample,
     told_by,
 )
-from penstock.server.roles.base import Sample
 from penstock.server.roles.distributors import MapDistributor
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import InvalidJob
 
 TELL_EVERY = 256

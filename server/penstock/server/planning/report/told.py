@@ -13,9 +13,11 @@ from penstock.server.job.role_set import RoleSet
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.processing import Filtered
-from penstock.server.roles.base import IndexedSource, Sample, SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.filling import Numbers
 from penstock.server.roles.number_columns import tells_lengths, why_no_length
+from penstock.server.roles.samples import Sample
+from penstock.server.roles.source import IndexedSource
 from penstock.wire.errors import BadItem, InvalidJob
 
 SOURCE, SIZE, INDEX, NONE = "source", "size", "index", "none"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from penstock.server.planning.report.histograms import NumberCounts
-from penstock.server.roles.base import BatchCollator
+from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.filling import (
     BatchColumns,
     BatchSizes,

@@ -9,7 +9,7 @@ Glossary:
         row is chosen, a window of samples that are packed at once, or rows that still have room.
 """
 
-from penstock.server.roles.base import SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.batchers.best_fit_batcher import BestFitPackingBatcher
 from penstock.server.roles.batchers.bounded import (
     BalancedPackingBatcher,

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from penstock.common.checks import check_flag, check_whole
 from penstock.server.core.refs import Row, Rows, SampleRef
-from penstock.server.roles.base import Sample
 from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, piece, sample_key
+from penstock.server.roles.samples import Sample
 
 
 class ConcatPackingBatcher(PackingBatcher):

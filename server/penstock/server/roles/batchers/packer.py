@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from penstock.common.checks import check_choice, check_whole
 from penstock.server.core.refs import Row, Rows, SampleRef, Span
-from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadItem, InvalidJob
 
 OVERLONG = ("split", "truncate", "drop", "alone", "error")

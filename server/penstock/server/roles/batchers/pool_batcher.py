@@ -8,8 +8,8 @@ from typing import ClassVar
 from penstock.common.checks import check_choice, check_flag, check_whole
 from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.packing.pool import STRATEGIES, choose
-from penstock.server.roles.base import Sample
 from penstock.server.roles.batchers.packer import PackingBatcher, sample_key
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import InvalidJob
 
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from penstock.common.checks import check_whole
 from penstock.server.core.refs import Row, Rows, SampleRef
-from penstock.server.roles.base import Sample
 from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, holds_item
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import InvalidJob
 
 

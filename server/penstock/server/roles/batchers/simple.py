@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from penstock.common.checks import check_flag, check_whole
 from penstock.server.core.refs import Rows, SampleRef
-from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.samples import Sample
 
 
 class SimpleBatcher(SampleBatcher):

@@ -9,7 +9,7 @@
 * `arrays.py`: what they share.
 """
 
-from penstock.server.roles.base import BatchCollator
+from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.collators.default import DefaultBatchCollator
 from penstock.server.roles.collators.function_collator import FunctionCollator
 from penstock.server.roles.collators.packed_collator import PackedCollator

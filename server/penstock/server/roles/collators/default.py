@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.server.roles.base import BatchCollator, Sample
+from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.collators.sample_arrays import Array, as_array, bad_batch, named
 from penstock.server.roles.context import CollateContext
+from penstock.server.roles.samples import Sample
 
 _SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.server.roles.base import BatchCollator, Sample
+from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.collators.sample_arrays import as_array, masked
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.role import Role
+from penstock.server.roles.samples import Sample
 from penstock.server.roles.user_function import FunctionRole
 from penstock.wire.packed_rows import IGNORE_INDEX
 

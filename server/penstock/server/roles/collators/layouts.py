@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.roles.base import KeySpec
+from penstock.server.roles.collator import KeySpec
 from penstock.server.roles.collators.sample_arrays import bad_batch
 from penstock.server.roles.collators.segments import Lengths, Segments
 from penstock.server.roles.context import CollateContext

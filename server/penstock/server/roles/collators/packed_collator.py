@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.common.checks import check_choice, check_whole
-from penstock.server.roles.base import BatchCollator, KeySpec, Sample, ValueLayout
+from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.collators.copying import HIDDEN, DocumentRows, copy_rows, rows_of
 from penstock.server.roles.collators.layouts import LAYOUTS, Laid
 from penstock.server.roles.collators.sample_arrays import (
@@ -25,6 +25,7 @@ from penstock.server.roles.collators.segments import documents_of, lay_out
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.filling import BatchSizes, Filling, RowWidth, largest, sums
 from penstock.server.roles.number_columns import ColumnCollator, ColumnRows
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import InvalidJob
 from penstock.wire.packed_rows import IGNORE_INDEX, PackedRows, made
 

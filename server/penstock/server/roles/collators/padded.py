@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.common.checks import check_choice, check_flag, check_whole
-from penstock.server.roles.base import BatchCollator, KeySpec, Sample, ValueLayout
+from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.collators.default import stack_samples
 from penstock.server.roles.collators.sample_arrays import (
     CHOSEN,
@@ -27,6 +27,7 @@ from penstock.server.roles.collators.sample_arrays import (
 )
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.filling import BatchSizes, Filling, NumbersT, RowWidth, largest, sums
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadBatch, InvalidJob
 from penstock.wire.packed_rows import IGNORE_INDEX
 

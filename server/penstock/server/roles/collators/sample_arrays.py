@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.roles.base import Sample
 from penstock.server.roles.context import CollateContext
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadBatch, MissingExtra
 from penstock.wire.packed_rows import IGNORE_INDEX
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.roles.base import Sample
 from penstock.server.roles.collators.sample_arrays import (
     Array,
     bad_batch,
@@ -19,6 +18,7 @@ from penstock.server.roles.collators.sample_arrays import (
 )
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.filling import RowWidth
+from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadBatch
 from penstock.wire.packed_rows import MOST_TOKENS
 

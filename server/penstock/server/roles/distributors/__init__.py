@@ -12,7 +12,7 @@ function: it knows no rank, worker or node, and its whole state is `k`. If draw 
 from its number, it has `open(lane, lanes)`, which returns `LaneDraws` with a state of their own.
 """
 
-from penstock.server.roles.base import DataDistributor
+from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.distributors.iterable import IterableDistributor
 from penstock.server.roles.distributors.map import MapDistributor
 from penstock.server.roles.distributors.mixture import MixtureDistributor

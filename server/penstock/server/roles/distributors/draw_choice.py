@@ -15,10 +15,10 @@ from penstock.common.checks import check_flag
 from penstock.common.nearest import hint
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.shares import MAX_RATIO, sample_ratio
-from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.condition import Condition, Kept
 from penstock.server.roles.distributors.joined_sources import Drawn, JoinedSources
 from penstock.server.roles.distributors.selection import Selection
+from penstock.server.roles.source import IndexedSource
 from penstock.wire.errors import InvalidJob
 
 SELECTION_VERSION = 1

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 from penstock.server.core.counter_random import RANDOM_VERSION, CounterRandom
 from penstock.server.core.permutation import ORDER_VERSION, Permutation
-from penstock.server.roles.base import DataDistributor, Source, StreamSource, streaming
+from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.distributors.waiting_rows import RowDraws, ShardPiece
 from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.source import Source, StreamSource, streaming
 from penstock.wire.errors import InvalidJob
 from penstock.wire.item_numbers import MAX_SHARDS
 

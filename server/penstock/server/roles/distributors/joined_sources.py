@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from penstock.server.core.permutation import MAX_ITEMS
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.reading import Blocks
 from penstock.server.roles.role import asked
+from penstock.server.roles.source import IndexedSource
 from penstock.wire.errors import InvalidJob
 
 

@@ -10,10 +10,11 @@ from typing_extensions import override
 
 from penstock.server.core.permutation import ORDER_VERSION
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import DataDistributor, Source, indexed
+from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.distributors.draw_choice import Choice
 from penstock.server.roles.distributors.shuffle import Shuffle
 from penstock.server.roles.reading import Reading
+from penstock.server.roles.source import Source, indexed
 
 
 class MapDistributor(DataDistributor):

@@ -12,7 +12,7 @@ from typing_extensions import override
 from penstock.common.checks import check_choice
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.shares import Rotation, exact, next_part, whole_weights
-from penstock.server.roles.base import Source, Target
+from penstock.server.roles.distributor import Target
 from penstock.server.roles.distributors.mixture_parts import (
     MixturePart,
     PartsDistributor,
@@ -28,6 +28,7 @@ from penstock.server.roles.distributors.mixture_parts import (
 )
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
 from penstock.server.roles.reading import Reading
+from penstock.server.roles.source import Source
 from penstock.wire.errors import InvalidJob, SourceExhausted
 
 WEIGHTS_BY = ("items", "tokens")

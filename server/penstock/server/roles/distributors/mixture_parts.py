@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 from penstock.common.checks import check_whole
 from penstock.common.nearest import hint
 from penstock.server.core.shares import exact
-from penstock.server.roles.base import DataDistributor, IndexedSource, Source, Target
+from penstock.server.roles.distributor import DataDistributor, Target
 from penstock.server.roles.distributors.default_windows import SMALL_BYTES, default_groups
 from penstock.server.roles.distributors.map import MapDistributor
 from penstock.server.roles.distributors.shuffle import Shuffle
+from penstock.server.roles.source import IndexedSource, Source
 from penstock.wire.errors import InvalidJob
 
 MAX_PARTS = 1000

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
 from penstock.server.core.shares import Rotation, largest_remainder, whole_weights
-from penstock.server.roles.base import Source, Target
+from penstock.server.roles.distributor import Target
 from penstock.server.roles.distributors.mixture_parts import (
     MixturePart,
     PartsDistributor,
@@ -23,6 +23,7 @@ from penstock.server.roles.distributors.mixture_parts import (
 )
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.reading import Reading
+from penstock.server.roles.source import Source
 from penstock.wire.errors import InvalidJob
 
 

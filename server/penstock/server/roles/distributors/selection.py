@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from penstock.common.nearest import nearest
 from penstock.server.core.permutation import MAX_ITEMS, Permutation
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.condition import Condition, Kept
 from penstock.server.roles.distributors.joined_sources import (
     Places,
@@ -34,6 +33,7 @@ from penstock.server.roles.distributors.joined_sources import (
     lengths_of,
 )
 from penstock.server.roles.reading import Blocks
+from penstock.server.roles.source import IndexedSource
 from penstock.wire.errors import InvalidJob
 
 MAX_COPIES = 1 << 20

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.server.core.counter_random import CounterRandom
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import StreamSource
 from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.source import StreamSource
 from penstock.server.roles.stream_rows import FIRST, Mark, ReadRow
 from penstock.wire.errors import LaneStarved
 from penstock.wire.item_numbers import row_index, shard_row

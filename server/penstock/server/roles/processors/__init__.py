@@ -8,7 +8,7 @@
 * `function.py`: a user's function.
 """
 
-from penstock.server.roles.base import RawItemProcessor
+from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.processors.chat import ChatProcessor
 from penstock.server.roles.processors.function_processor import FunctionProcessor
 from penstock.server.roles.processors.identity import IdentityProcessor

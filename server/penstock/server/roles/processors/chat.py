@@ -11,8 +11,8 @@ import numpy as np
 
 from penstock.common.checks import check_choice, check_whole
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import RawItem, RawItemProcessor, Sample
 from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.processors.answer_tokens import (
     AnswerMarks,
     Span,
@@ -24,6 +24,7 @@ from penstock.server.roles.processors.answer_tokens import (
 from penstock.server.roles.processors.chat_template import ChatTemplate, Message, Written
 from penstock.server.roles.processors.tokenizer_file import no_column
 from penstock.server.roles.processors.turns import ConversationTurns
+from penstock.server.roles.samples import RawItem, Sample
 from penstock.wire.errors import InvalidJob
 
 NO_LOSS = -100

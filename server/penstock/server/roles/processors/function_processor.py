@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from penstock.server.roles.base import RawItem, RawItemProcessor, Sample
 from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.role import Role
+from penstock.server.roles.samples import RawItem, Sample
 from penstock.server.roles.user_function import FunctionRole
 
 SampleFunction = Callable[..., Sample | Sequence[Sample] | None]

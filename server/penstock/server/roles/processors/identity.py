@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from penstock.common.nearest import hint
-from penstock.server.roles.base import RawItem, RawItemProcessor, Sample, Source
 from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.role import Role
+from penstock.server.roles.samples import RawItem, Sample
+from penstock.server.roles.source import Source
 from penstock.wire.errors import InvalidJob
 
 

@@ -16,14 +16,15 @@ from penstock.common.checks import check_whole
 from penstock.common.malloc import release_memory
 from penstock.common.nearest import nearest
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import RawItem, RawItemProcessor, Sample
 from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.processors.tokenizer_file import (
     check_unicode,
     no_column,
     parse_tokenizer,
     read_tokenizer,
 )
+from penstock.server.roles.samples import RawItem, Sample
 from penstock.wire.errors import InvalidJob
 
 if TYPE_CHECKING:

@@ -1,0 +1,124 @@
+"""What turns a raw item into samples."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.role import Role
+
+if TYPE_CHECKING:
+    pass
+from penstock.server.roles.batcher import _length
+from penstock.server.roles.samples import RawItem, Sample
+from penstock.server.roles.source import (
+    Source,
+)
+
+
+class RawItemProcessor(Role, ABC):
+    """Turns a raw item into samples. Pure: random numbers come from `context.rng`.
+
+    Class attributes:
+        one_to_one: True promises exactly one sample for every item, never a filter. Then, where the
+            batcher needs no sizes or `size` knows them, batches are planned from refs alone and
+            items are processed only when they leave the pool, by any worker.
+        uses_global_rng: The generators of random, numpy and torch are seeded before each item, so
+            that existing augmentation code is reproducible without changes; False promises not to
+            use them, and saves about 10 us an item.
+        size_columns: The columns that `size` looks at, where items are dicts: a source that reads
+            columns alone brings only these until the batch is made. None = the whole item.
+
+    Glossary:
+        processor: Turns a raw item into samples.
+    """
+
+    one_to_one: ClassVar[bool] = False
+    uses_global_rng: ClassVar[bool] = True
+    size_columns: ClassVar[Sequence[str] | None] = None
+
+    @abstractmethod
+    def process(self, raw: RawItem, context: ProcessContext) -> Sample | Sequence[Sample] | None:
+        """Return the sample of an item, several samples, or None to filter it.
+
+        Raises:
+            Exception: If it raises twice for the same bytes, the item is a `BadItem`. Errors that
+                may be temporary are retried, and never make one: see `core.transient`.
+        """
+
+    def author(self, source: Source) -> Role:
+        """Return the role whose code decides what `process` gives: errors name it.
+
+        Args:
+            source: Where the item comes from.
+        """
+        return self
+
+    def process_batch(
+        self, raws: Sequence[RawItem], contexts: Sequence[ProcessContext]
+    ) -> list[Sample | Sequence[Sample] | None]:
+        """Return what `process` gives for each item; override it if many at once are cheaper."""
+        return [self.process(raw, context) for raw, context in zip(raws, contexts, strict=True)]
+
+    def size(self, raw: RawItem) -> int | None:
+        """Return the size of the one sample of an item without decoding it; None = not known.
+
+        It must not change `raw`: the same object may go to `process`. With `size_columns`, and
+        with a source that has heads of items, it may be given these in place of the whole item.
+        """
+        return None
+
+    def knows_size(self) -> bool:
+        """Tell whether `size` gives an answer: by default whether a subclass overrides it."""
+        return not self.keeps(RawItemProcessor, "size")
+
+    def keeps_sizes(self) -> bool:
+        """Tell whether a sample is as large as its item, so that the source's `sizes` hold for it.
+
+        It is called if `size` is not overridden; the promise is part of `one_to_one`.
+        """
+        return False
+
+    def for_lengths(self, key: str) -> RawItemProcessor:
+        """Return a processor that filters, splits and fails alike, for who only takes lengths.
+
+        In its samples `key` may hold anything that is as long: an index of sizes needs no more.
+
+        Args:
+            key: Whose length is taken.
+        """
+        return self
+
+    def passes_items(self) -> bool:
+        """Tell whether a sample is its item, unchanged: then nothing need be called for it."""
+        return False
+
+    def check_columns(self, columns: Mapping[str, str]) -> None:  # optional
+        """Refuse a source whose items lack a column that this needs; called with the job's source.
+
+        Args:
+            columns: What `Source.columns_of_items` returns, if that is not None.
+
+        Raises:
+            InvalidJob: Every item would fail.
+        """
+
+    def keys_of_samples(self, columns: Mapping[str, str] | None) -> Sequence[str] | None:
+        """Return the keys that samples have, given those of the items; None = not known."""
+        return None
+
+    def setup(self) -> None:  # optional
+        """Load what processing needs; called once in each worker before the first item."""
+
+    def cut(self, sample: Sample, start: int, stop: int, size: int) -> Sample:
+        """Return elements `[start, stop)` of a sample of `size` elements.
+
+        By default every one-dimensional value of exactly `size` elements is sliced and all others
+        are kept whole.
+        """
+        return {
+            name: value[start:stop] if _length(value) == size else value
+            for name, value in sample.items()
+        }
