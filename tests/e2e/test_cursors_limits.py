@@ -18,7 +18,8 @@ from penstock.client.calls.grpc_transport import open_transport
 from penstock.server.job.job import Job
 from penstock.server.jobs.load import load
 from penstock.server.rpc import cursor_calls as cursors
-from penstock.server.rpc.cursor_calls import Cursors, Listener
+from penstock.server.rpc.cursor_calls import Cursors
+from penstock.server.rpc.listener import Listener
 from penstock.server.rpc.opening import open_read
 from penstock.server.store import SqliteStore
 from penstock.server.store.records import BeginAnswer, BeginRequest, JobRecord, Moved

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.server import packing
-from penstock.server.commands.measure import warnings_of_lanes
+from penstock.server.commands.lane_warnings import warnings_of_lanes
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef, Span
 from penstock.server.job.job import Job
 from penstock.server.roles.batcher import SampleBatcher

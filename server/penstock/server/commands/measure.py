@@ -13,6 +13,7 @@ from typing import Any
 from penstock.common.batch_text import documents, ids_text, summary
 from penstock.server.commands import purity
 from penstock.server.commands.block_reading import WindowRead, read_window
+from penstock.server.commands.lane_warnings import warnings_of_lanes
 from penstock.server.commands.left_behind import left_behind
 from penstock.server.commands.memory_formula import NodeMemory, node_memory
 from penstock.server.commands.meter import Meter, Metered, lanes_beside, pass_start, to_their_ends
@@ -23,7 +24,6 @@ from penstock.server.commands.side_by_side import SideBySide
 from penstock.server.commands.token_text import decoder
 from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job.job import Job
-from penstock.server.job.role_set import RoleSet
 from penstock.server.pipeline.items import Items, Outcome
 from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.known_verdicts import Quarantined
@@ -48,9 +48,6 @@ MAX_BATCHES, MAX_SECONDS = 64, 5.0
 
 WINDOWS = 8
 """Windows whose rates are compared, to tell how noisy a measurement was."""
-
-POOLS_PER_LANE = 4
-"""In a lane with fewer items than this many pools, epochs mix in its pool."""
 
 PADS_EACH = (SimpleBatcher, PoolPackingBatcher)
 """Batchers that give each sample a row of its own."""
@@ -448,37 +445,6 @@ def _sample_text(job: Job, refs: Sequence[ItemRef], outcomes: Sequence[Outcome])
             return ids_text(found[0].ids, decode)
         return "\n".join(f"{name}: {summary(value)}" for name, value in sample.items())
     return ""
-
-
-def _pool_parameter(batcher: SampleBatcher) -> str:
-    """Return which parameter of a batcher makes its pool smaller."""
-    names = ("pool_size", "open_rows", "sort_over" if getattr(batcher, "sort", False) else "window")
-    return next((name for name in names if name in vars(batcher)), "pool")
-
-
-def warnings_of_lanes(roles: RoleSet) -> list[str]:
-    """Return what is to be said of the number of items for the lanes that draw from them."""
-    drawn = roles.distributor.epoch_draws(1)
-    if roles.items is None or drawn is None or roles.planned is not None:
-        return []  # the length of a stream is unknown, and planned lanes have no pools
-    what = f"{drawn:,} {'items' if drawn == roles.items else 'draws of an epoch'}"
-    pool, lanes, of = roles.batcher.chooses_from(), roles.lanes, ""
-    if roles.name:
-        of = f" of {roles.name!r}"
-    # Of a single epoch nothing mixes: a small validation set may have as many lanes as it likes.
-    if pool is not None and roles.epochs != 1 and drawn / lanes < POOLS_PER_LANE * pool:
-        fewer = max(1, drawn // (POOLS_PER_LANE * pool))
-        return [
-            f"{what} over {lanes} lanes{of} are {drawn / lanes:.1f} per lane, fewer than "
-            f"{POOLS_PER_LANE} pools of {pool}: epochs mix in a pool; lanes: {fewer} or a smaller "
-            f"{_pool_parameter(roles.batcher)} suits this data"
-        ]
-    if drawn < lanes:
-        return [
-            f"{what} over {lanes} lanes{of}: some lanes have none in an epoch; "
-            f"lanes: {max(1, drawn // 4)} suits this data"
-        ]
-    return []
 
 
 def _warnings(job: Job, found: JobMeasures) -> list[str]:

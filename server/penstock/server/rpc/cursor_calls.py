@@ -11,18 +11,16 @@ from penstock.server.core.verdict import Verdict
 from penstock.server.job.job import Job, find_job
 from penstock.server.pipeline.line import far
 from penstock.server.pipeline.planner import is_seekable, seekable_sets
+from penstock.server.rpc.listener import Listener
 from penstock.server.rpc.opening import check_protocol
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.quarantine_calls import QuarantineCalls, Release
 from penstock.server.store.contract import Store
 from penstock.server.store.records import (
-    BeginAnswer,
     BeginRequest,
     CheckpointRecord,
-    Committed,
     GroupRecord,
     JobRecord,
-    Moved,
     Seen,
 )
 from penstock.server.store.rules.arguments import check_name, check_text, printable
@@ -45,29 +43,6 @@ PAGE_BYTES = 4 << 20
 GROUPS_AT_ONCE = 16
 """How many groups are read from the store at a time: a group may have a row for each of many
 ranks."""
-
-
-class Listener:
-    """Is told what the calls of `Cursors` have done. The default ignores it."""
-
-    def readers(self, job: str, group: str) -> int:
-        """Return how many readers of a group's attempts are open here."""
-        return 0
-
-    def began(self, request: BeginRequest, begun: BeginAnswer) -> None:
-        """A group has a new generation, with ranks."""
-
-    def moved(self, job: str, group: str, moved: Moved, how: str, owner: str) -> None:
-        """A group has a new generation without ranks: `owner` did what `how` says."""
-
-    def committed(self, job: str, group: str, rank: int, committed: Committed) -> None:
-        """A rank has committed."""
-
-    def checkpointed(self, job: str, group: str, made: CheckpointRecord) -> None:
-        """A step has a name."""
-
-    def deleted(self, record: GroupRecord, owner: str) -> None:
-        """A group is gone."""
 
 
 class Cursors:

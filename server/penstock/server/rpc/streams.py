@@ -20,8 +20,8 @@ from penstock.server.access.callers import Access
 from penstock.server.metrics.node_metrics import Metrics
 from penstock.server.node.demand.stream_demand import StreamDemand
 from penstock.server.rpc import event_log as story
-from penstock.server.rpc.cursor_calls import Listener
 from penstock.server.rpc.lending import Lender
+from penstock.server.rpc.listener import Listener
 from penstock.server.rpc.unsent import Unsent
 from penstock.server.store.contract import Store
 from penstock.server.store.records import (
