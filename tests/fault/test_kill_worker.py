@@ -29,8 +29,8 @@ def test_any_worker_may_die_at_any_moment(tmp_path: Path, job: str, workers: int
         reader = server.read(job, horizon=6)
         batches = iter(reader)
         got: list[int] = []
-        # A batch over which workers end three times is given up: after every second kill all is read
-        # that may have been under way.
+        # A batch over which workers end three times is given up: after every second kill all that
+        # may have been under way is read.
         ahead = 6 + CHEAP_AHEAD * AHEAD_PER_WORKER * workers
         kills = 0
         while kills < KILLS:
