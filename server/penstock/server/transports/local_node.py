@@ -25,7 +25,6 @@ from penstock.server.process.garbage import collect_seldom
 if __name__ == "__main__":
     collect_seldom()  # until the node is ready
 
-from penstock.server.jobs.load import load
 from penstock.server.process.allocator import withdraw
 from penstock.server.process.hidden import hidden
 from penstock.server.processes import child
@@ -112,11 +111,13 @@ def _log_to(caller: NodeCaller) -> None:
 
 
 def _run(caller: NodeCaller, arguments: list[str]) -> None:
+    # Here and not above: what the worker is forked from imports while this does.
+    from penstock.server.jobs.load import load
+
     address, store, job, target = arguments
     config = load(target, overrides={**SETTINGS, "listen": f"unix:{address}"})
     names = [job or next(iter(config.jobs))] if job or len(config.jobs) == 1 else None
     _log_to(caller)
-    # Here and not above: nothing of this is for the worker.
     from penstock.server.app import run
     from penstock.server.store.recorded import Recorded
     from penstock.server.transports.looking import LookingStore
