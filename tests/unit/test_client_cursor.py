@@ -573,27 +573,28 @@ def test_what_no_reader_could_be_given_is_refused_wherever_a_step_is_named(tmp_p
         "max_replay": 10,
         "snapshot_every": 4,
     }
-    far = {**job, "max_replay": 100}
+    far = {**job, "max_replay": 1000}
+    # Far beyond what a node makes ahead of a reader, from where a step would be near.
     file = write_job_file(tmp_path / "jobs.yaml", {"main": far})
     options: dict[str, Any] = {"rank": 0, "world_size": 1, "batches_per_step": 4, "group": "run"}
     with Loader(f"local:{file}", "main", **options) as loader:
         assert positions(loader, 1) == [0]
-        assert loader.checkpoint("far", step=20) == 20
+        assert loader.checkpoint("far", step=200) == 200
     write_job_file(tmp_path / "jobs.yaml", {"main": job})
     with Loader(f"local:{file}", "main", **options) as loader:
         first = positions(loader, 4)
         with pytest.raises(PositionFar, match="max_replay = 10"):
-            loader.seek(step=20)
+            loader.seek(step=200)
         assert positions(loader, 4) == [4, 5, 6, 7]
         with pytest.raises(PositionFar, match="max_replay = 10"):
-            loader.checkpoint("further", step=60)
+            loader.checkpoint("further", step=600)
         with pytest.raises(PositionFar, match="max_replay = 10"):
-            loader.commit(step=60)
+            loader.commit(step=600)
         control = loader._opener.control
         with pytest.raises(PositionFar, match="max_replay = 10"):
             control.restore("run", "far", "")
         with pytest.raises(PositionFar, match="max_replay = 10"):
-            control.seek("run", 20, "")
+            control.seek("run", 200, "")
         assert loader.commit() == 2
         loader.seek(step=4)
         assert positions(loader, 1) == [16]
