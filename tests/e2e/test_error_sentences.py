@@ -80,7 +80,7 @@ def broken():
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data, with what is no data, with roles and with jobs."""
+    """A folder of good and broken data files, roles and jobs."""
     from tokenizers import Tokenizer, models
 
     folder = tmp_path_factory.mktemp("home")

@@ -244,7 +244,7 @@ def test_local_sends_what_a_server_sends(server: Server, name: str) -> None:
         for together in call:
             replies += together
             if len(bodies(replies)) == len(sent) and reader.end is None:
-                call.cancel()  # nothing is behind it: it would wait for a horizon
+                call.cancel()  # the stream would wait for a larger horizon
 
     headers = [reply.header for reply in replies if reply.header is not None]
     assert sorted(header.position for header in headers) == sorted(sent)

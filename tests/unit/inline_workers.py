@@ -67,7 +67,7 @@ class InlineWorker(WorkerProcess):
 
     @staticmethod
     async def prepare() -> None:
-        """There is no process."""
+        """Do nothing: this worker runs in the test's own process."""
 
     def _launch(self) -> Started:
         fd = os.memfd_create("page")

@@ -61,7 +61,7 @@ class PinnedArena:
     Attributes:
         nbytes: How large it is.
         grown: How often it has grown, since a body was larger than any before.
-        reserve: The reserve, where it is free; None = it is in use, or there is no arena.
+        reserve: The reserve while it is free; None = in use, or no arena was pinned.
     """
 
     def __init__(self, port: Port, least_bytes: int) -> None:

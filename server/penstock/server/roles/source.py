@@ -312,7 +312,7 @@ class StreamSource(Source):
         return found
 
     def is_empty(self) -> bool:
-        """Tell whether there are no shards; only reading shows whether all of them are empty."""
+        """Tell whether it has no shards; that all of them are empty shows only as they are read."""
         return len(self.shards()) == 0
 
     def spread(self, count: int) -> Iterator[int]:

@@ -94,7 +94,7 @@ class HfSource(IndexedSource):
         """Return the dataset that a builder makes of files, which are converted where they are new.
 
         Raises:
-            InvalidJob: There are no files, or one that would end the process.
+            InvalidJob: No file is given, or one of them would crash the process.
         """
         opened = open_builder(
             self._builder or self.path,
