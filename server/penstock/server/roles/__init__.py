@@ -30,10 +30,10 @@ from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.distributor import DataDistributor, Target
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
-from penstock.server.roles.processor import RawItemProcessor
+from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
 from penstock.server.roles.reading import Blocks, Reading
 from penstock.server.roles.role import Role
-from penstock.server.roles.samples import RawItem, Sample
+from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.server.roles.source import IndexedSource, Source, StreamSource
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ __all__ = [
     "KnapsackPackingBatcher",
     "LaneDraws",
     "MapDistributor",
+    "MediaProcessor",
     "MixtureDistributor",
     "NextFitPackingBatcher",
     "NumberedDraws",
@@ -149,6 +150,7 @@ __all__ = [
     "Sample",
     "SampleBatcher",
     "SampleRef",
+    "SampleSizes",
     "SequentialPackingBatcher",
     "SimpleBatcher",
     "Source",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
 from penstock.server.core.refs import ItemRef
+from penstock.server.media.medium import Medium
 
 
 class ProcessContext:
@@ -16,11 +18,13 @@ class ProcessContext:
         item: Which item, in which epoch.
         rng: A generator seeded from (seed, epoch, item); made when first used.
         skipped: The reason that `skip` was given, or None.
+        media: What the item refers to, in the order of `MediaProcessor.references`.
     """
 
-    def __init__(self, item: ItemRef, seed: int) -> None:
+    def __init__(self, item: ItemRef, seed: int, media: Sequence[Medium] = ()) -> None:
         self.item = item
         self.seed = seed
+        self.media = media
         self.skipped: str | None = None
         self._rng: np.random.Generator | None = None
 

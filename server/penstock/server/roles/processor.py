@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
+from penstock.server.media.medium import Medium
+from penstock.server.roles.batcher import _length
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.role import Role
-
-if TYPE_CHECKING:
-    pass
-from penstock.server.roles.batcher import _length
-from penstock.server.roles.samples import RawItem, Sample
-from penstock.server.roles.source import (
-    Source,
-)
+from penstock.server.roles.samples import RawItem, Sample, SampleSizes
+from penstock.server.roles.source import Source
 
 
 class RawItemProcessor(Role, ABC):
@@ -30,6 +26,8 @@ class RawItemProcessor(Role, ABC):
             use them, and saves about 10 us an item.
         size_columns: The columns that `size` looks at, where items are dicts: a source that reads
             columns alone brings only these until the batch is made. None = the whole item.
+        measures: What samples count beside the size by which they are packed, such as `images`. A
+            property, where parameters decide it.
 
     Glossary:
         processor: Turns a raw item into samples.
@@ -38,6 +36,11 @@ class RawItemProcessor(Role, ABC):
     one_to_one: ClassVar[bool] = False
     uses_global_rng: ClassVar[bool] = True
     size_columns: ClassVar[Sequence[str] | None] = None
+
+    @property
+    def measures(self) -> Sequence[str]:
+        """Return what samples count beside their size; most subclasses count nothing else."""
+        return ()
 
     @abstractmethod
     def process(self, raw: RawItem, context: ProcessContext) -> Sample | Sequence[Sample] | None:
@@ -62,8 +65,14 @@ class RawItemProcessor(Role, ABC):
         """Return what `process` gives for each item; override it if many at once are cheaper."""
         return [self.process(raw, context) for raw, context in zip(raws, contexts, strict=True)]
 
-    def size(self, raw: RawItem) -> int | None:
+    def counts(self, sample: Sample) -> Sequence[int]:
+        """Return what a sample counts, in the order of `measures`: what `size` gave, if it did."""
+        return ()
+
+    def size(self, raw: RawItem) -> int | SampleSizes | None:
         """Return the size of the one sample of an item without decoding it; None = not known.
+
+        Where there are `measures`, it is `SampleSizes`.
 
         It must not change `raw`: the same object may go to `process`. With `size_columns`, and
         with a source that has heads of items, it may be given these in place of the whole item.
@@ -122,3 +131,35 @@ class RawItemProcessor(Role, ABC):
             name: value[start:stop] if _length(value) == size else value
             for name, value in sample.items()
         }
+
+
+class MediaProcessor(RawItemProcessor):
+    """A processor of items that hold pictures or sound, or refer to them.
+
+    What `references` names is fetched for it, several files at once and ahead of decoding, and is
+    there as `context.media`. For `size` headers are read, no more.
+    """
+
+    @abstractmethod
+    def references(self, raw: RawItem) -> Sequence[Any]:
+        """Return the media of an item, in an order that the item decides.
+
+        Each is bytes, a dict with `bytes` or `path`, a path, a URL, or `lmdb: DB::KEY`.
+        It must not change `raw`.
+
+        Raises:
+            Exception: The item is not as it should be: it is a `BadItem`.
+        """
+
+    def size(self, raw: RawItem, media: Sequence[Medium] = ()) -> int | SampleSizes | None:
+        """Return the size of the one sample of an item from headers; None = not known.
+
+        Args:
+            raw: The item.
+            media: What it refers to, as `context.media` has it; only heads should be read.
+        """
+        return None
+
+    def knows_size(self) -> bool:
+        """Tell whether `size` gives an answer: by default whether a subclass overrides it."""
+        return not self.keeps(MediaProcessor, "size")

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 RawItem = Any
 """What a source gives: a dict of columns, bytes, or whatever its data is."""
 
 Sample = dict[str, Any]
 """What a processor gives: the named values of an example."""
+
+
+class SampleSizes(NamedTuple):
+    """How large one sample is, known without processing its item.
+
+    Attributes:
+        size: By what it is packed: tokens, most often.
+        counts: What else it counts, in the order of the processor's `measures`.
+    """
+
+    size: int
+    counts: tuple[int, ...] = ()

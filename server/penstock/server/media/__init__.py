@@ -1,0 +1,1 @@
+"""Pictures and sound: where their bytes come from, and what these become."""

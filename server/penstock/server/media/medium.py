@@ -1,0 +1,59 @@
+"""One picture or sound of an item, read when somebody asks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+HEAD_BYTES = 64 << 10
+"""Bytes of a file that are read for its header, where more is not asked for."""
+
+
+class Medium(ABC):
+    """The bytes of one picture or sound that an item holds or refers to.
+
+    Attributes:
+        name: What errors call it: a path, a URL, a key, or the place in the item that holds it.
+
+    Glossary:
+        medium: One picture or sound of an item: bytes that it holds, or a file that it names.
+    """
+
+    name: str
+
+    @abstractmethod
+    def head(self, count: int = HEAD_BYTES) -> bytes | memoryview:
+        """Return its first bytes: `count` of them, or all where it has fewer.
+
+        Raises:
+            BadItem: There is no such file.
+            SourceUnavailable: It cannot be read at this moment.
+            SourceChanged: It is not the one that the job began with.
+        """
+
+    @abstractmethod
+    def read(self) -> bytes | memoryview:
+        """Return all its bytes.
+
+        Raises:
+            BadItem, SourceUnavailable, SourceChanged: As `head`.
+        """
+
+
+class HeldMedium(Medium):
+    """Bytes that are there already.
+
+    Args:
+        name: What errors call it.
+        data: The bytes.
+    """
+
+    def __init__(self, name: str, data: bytes | memoryview) -> None:
+        self.name, self._data = name, data
+
+    def head(self, count: int = HEAD_BYTES) -> bytes | memoryview:
+        """Return its first bytes."""
+        return self._data[:count]
+
+    def read(self) -> bytes | memoryview:
+        """Return all its bytes."""
+        return self._data
