@@ -16,6 +16,7 @@ from penstock.server.roles.collators import (
     BUILTIN_COLLATORS,
     DefaultBatchCollator,
     FunctionCollator,
+    ListsCollator,
     PackedCollator,
     PaddedCollator,
 )
@@ -58,6 +59,13 @@ HIDING: Rows = [
 CHOSEN: Rows = [
     [tokens(1, 2, 3, token_mask=np.array([False, True, True]), loss_mask=[0, 1, 1])],
     [tokens(4, 5, token_mask=np.array([True, False]), loss_mask=[1, 0])],
+]
+APART: Rows = [
+    [{"images": [np.ones((2, 3), np.uint8), np.ones((1, 1), np.uint8)], "sound": None, "n": 3}],
+    [{"images": np.zeros((4, 2), np.uint8), "plan": {"steps": [1, 2]}, "size": [1, 2]}],
+]
+APART_LATER: Rows = [
+    [{"images": [], "sound": np.ones(4, np.float32), "n": 1}, {"images": None, "t": "a"}]
 ]
 CHOSEN_LATER: Rows = [[tokens(7, 8, token_mask=np.array([True, True]), loss_mask=[1, 1])]]
 
@@ -116,6 +124,12 @@ CASES: dict[str, tuple[BatchCollator, Rows, Rows]] = {
         PackedCollator(pad_to=8, layout="neat", labels="unshifted", ids_dtype="int32"),
         HIDING,
         PACKED_LATER,
+    ),
+    "lists": (ListsCollator(), APART, APART_LATER),
+    "lists nested": (
+        ListsCollator(nested=["images"], placeholders=["sound"], batch_axis=True),
+        APART,
+        APART_LATER,
     ),
     "function": (FunctionCollator(stacked), STACKED, STACKED_LATER),
     "function told the context": (FunctionCollator(ragged), RAGGED, RAGGED_LATER),
@@ -350,6 +364,78 @@ def test_default_names_what_does_not_stack(first: Sample, second: Sample, words:
 
     assert caught.value.fields == {"lane": 2, "offset": 5}
     assert all(word in str(caught.value) for word in ["lane 2", "offset 5", *words])
+
+
+# --- ListsCollator ---
+
+
+def test_lists_gives_what_cosmos_gives() -> None:
+    """By its rules: collated alone as a batch of one, split, and put together again.
+
+    Keys of lists stay nested, None of `sound` holds its place, other Nones go, `image_size` is
+    joined, timings come once, and all else has a first axis of 1.
+    """
+    torch = pytest.importorskip("torch")
+    lists = ("images", "action", "sound")
+    samples: list[Sample] = [
+        {"images": [np.ones((2, 3)), np.ones((1, 4))], "sound": None, "image_size": [np.ones(2)]},
+        {"images": np.zeros((5, 5)), "sound": np.ones(3), "image_size": [np.zeros(2)], "n": 4},
+        {"images": [np.ones((1, 1))], "sound": None, "image_size": [], "text": "c", "action": None},
+    ]
+    samples = [{**sample, "time": float(number)} for number, sample in enumerate(samples)]
+
+    expected: dict[str, Any] = {}
+    for sample in samples:
+        for name, value in sample.items():
+            if value is None and name != "sound":
+                continue
+            if name == "time":
+                expected.setdefault(name, value)
+            elif name == "image_size":
+                expected.setdefault(name, []).extend(value)
+            elif name in lists:
+                inner = value if isinstance(value, list) else [value]
+                expected.setdefault(name, []).append(inner)
+            else:
+                alone = torch.utils.data.default_collate([value])
+                one = alone[0] if isinstance(alone, list) else alone[0:1].numpy()
+                expected.setdefault(name, []).append(one)
+
+    collator = ListsCollator(
+        nested=lists, flat=["image_size"], once=["time"], placeholders=["sound"], batch_axis=True
+    )
+    values = collator.collate([[sample] for sample in samples], context())
+
+    assert as_bytes(values) == as_bytes(expected)
+
+
+def test_lists_of_different_keys_are_shorter_than_the_batch() -> None:
+    """Unless the key holds its place: then the list is as long as the batch."""
+    rows: Rows = [[{"x": 1}], [{"y": np.ones(2)}], [{"x": None, "y": np.ones(3)}]]
+
+    values = ListsCollator(placeholders=["y"]).collate(rows, context())
+
+    assert values["x"] == [1]
+    assert [None if y is None else y.shape for y in values["y"]] == [None, (2,), (3,)]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"nested": "images"}, "nested is 'images'; give a list of keys"),
+        ({"flat": [3]}, r"flat is \[3\]; give a list of keys"),
+        ({"nested": ["a"], "once": ["a"]}, "'a' is named in nested and in once"),
+        ({"batch_axis": "no"}, "batch_axis is 'no'"),
+    ],
+)
+def test_lists_refuses_what_makes_no_sense(parameters: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidJob, match=words):
+        ListsCollator(**parameters)
+
+
+def test_flat_joins_lists_alone() -> None:
+    with pytest.raises(BadBatch, match="'size' of a sample is int, and flat joins lists"):
+        ListsCollator(flat=["size"]).collate([[{"size": 3}]], context())
 
 
 # --- PaddedCollator ---

@@ -185,6 +185,7 @@ COLLATORS: dict[str, Variants] = {
     "default": _plain({}),
     "padded": _plain({}, {"labels": "shifted", "pad_to_multiple_of": 8, "mask_dtype": "bool"}),
     "packed": [_layout(name) for name in ("flash", "megatron", "thd", "indexed", "neat", "seams")],
+    "lists": _plain({}),
     "function": _plain({}),
 }
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from penstock.server.roles.collators import (
         DefaultBatchCollator,
         FunctionCollator,
+        ListsCollator,
         PackedCollator,
         PaddedCollator,
     )
@@ -86,6 +87,7 @@ _BUILTINS = {
     "WindowPackingBatcher": "batchers",
     "DefaultBatchCollator": "collators",
     "FunctionCollator": "collators",
+    "ListsCollator": "collators",
     "PackedCollator": "collators",
     "PaddedCollator": "collators",
     "IterableDistributor": "distributors",
@@ -130,6 +132,7 @@ __all__ = [
     "KeySpec",
     "KnapsackPackingBatcher",
     "LaneDraws",
+    "ListsCollator",
     "MapDistributor",
     "MediaProcessor",
     "MixtureDistributor",
