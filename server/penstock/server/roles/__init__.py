@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         ListsCollator,
         PackedCollator,
         PaddedCollator,
+        VlmCollator,
     )
     from penstock.server.roles.distributors import (
         IterableDistributor,
@@ -90,6 +91,7 @@ _BUILTINS = {
     "ListsCollator": "collators",
     "PackedCollator": "collators",
     "PaddedCollator": "collators",
+    "VlmCollator": "collators",
     "IterableDistributor": "distributors",
     "MapDistributor": "distributors",
     "MixtureDistributor": "distributors",
@@ -161,5 +163,6 @@ __all__ = [
     "Target",
     "TokenizeProcessor",
     "ValueLayout",
+    "VlmCollator",
     "WindowPackingBatcher",
 ]
