@@ -50,6 +50,7 @@ class DataDistributor(Role, ABC):
         distributor: Decides which item a lane draws next.
     """
 
+    section: ClassVar[str] = "distributor"
     ends_by_epochs: ClassVar[bool] = False
 
     sources: Mapping[str, Source]
