@@ -8,6 +8,7 @@ from functools import partial
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.later import Fit, RowsOf
+from penstock.server.pipeline.sizes import size_of
 from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadItem, PenstockError
@@ -250,15 +251,8 @@ class Fitting:
             raise self._items.failure(error, what, plan.lane, plan.offset) from error
 
     def _size_of(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> int:
-        batcher = self._job.role_sets[plan.role_set].batcher
-        try:
-            return batcher.size_of(sample)
-        except PenstockError:
-            raise
-        except Exception as error:
-            what = f"{batcher.code_of()} finds no size of item {ref.item}, at lane "
-            what += f"{plan.lane}, offset {plan.offset},"
-            raise self._items.failure(error, what, plan.lane, plan.offset) from error
+        roles, place = self._job.role_sets[plan.role_set], (plan.lane, plan.offset)
+        return size_of(self._items, roles, ref.item, sample, lane=place[0], offset=place[1])
 
 
 def _is_free(ref: SampleRef, found: Found) -> bool:

@@ -212,13 +212,8 @@ class SamplePlanner:
             if isinstance(outcome, Filtered):
                 count_filtered(self.counters, outcome.reason)
             elif outcome is not None:
-                if self.batching.tells_sizes:
-                    size_of = self.batching.size_of
-                    sizes = [size_of(item, sample, place) for sample in outcome]
-                    refs = [SampleRef(item, part, size) for part, size in enumerate(sizes)]
-                    taken = sum(sizes)
-                else:
-                    refs = [SampleRef(item, part, 0) for part in range(len(outcome))]
+                refs = self.batching.refs(item, outcome, place)
+                taken = sum(ref.size for ref in refs)
                 batches, accepted = self._add(refs, outcome, place)
         # Draws that can be sought depend on no size, and must not count what seeking leaves out.
         self.draws.took(item, taken if accepted and not self._can_seek else 0)
