@@ -72,7 +72,7 @@ class Batching:
             BadItem: The batcher refuses one of them.
             PenstockError: It fails on one of them.
         """
-        copies = len(refs) > 1 and self.batcher.may_refuse
+        copies = len(refs) > 1 and self._roles.batcher_facts.may_refuse
         before = self.batcher.state() if copies else None
         batches: list[Rows] = []
         accepted = all_added = False
@@ -93,21 +93,29 @@ class Batching:
     def add_run(self, refs: Sequence[SampleRef], offset: int) -> tuple[int, list[Rows]]:
         """Give the batcher unread samples, up to one that finishes a batch; it keeps them all.
 
+        It stops before a sample that the batcher would leave out or refuse.
+
         Returns:
             How many it has taken, and the finished batches.
 
         Raises:
             PenstockError: It fails.
         """
+        least, most = self._roles.batcher_facts.sizes_kept or (0, -1)
+        add = self.batcher.add
+        taken = 0
         try:
-            taken, batches = self.batcher.add_run(refs)
-            if not 0 <= taken <= len(refs):
-                raise ValueError(f"it says that it took {taken} of {len(refs)} samples")
-            return taken, batches
+            for taken, ref in enumerate(refs):
+                if not least <= ref.size <= most:
+                    return taken, []
+                if batches := add(ref):
+                    return taken + 1, batches
         except PenstockError:
             raise
         except BaseException as raised:
-            raise self._failure(as_exception(raised), "add_run()", offset) from raised
+            doing = f"sample 0 of item {refs[taken].item}"
+            raise self._failure(as_exception(raised), doing, offset) from raised
+        return len(refs), []
 
     def _take_back(self, refs: Sequence[SampleRef], before: Any) -> None:
         """Leave nothing of an item of which a sample was refused.

@@ -148,7 +148,7 @@ class Items(ProcessedItems):
             return [Bad(bad, content_hash(None), every_epoch=True)]
 
     def _no_numbers(self, item: ItemRef) -> Bad:
-        reason = why_no_length(self.job.roles_of(item.source).batcher.length_column())
+        reason = why_no_length(self.job.roles_of(item.source).batcher_facts.length_key)
         wrong = BadItem(
             f"item {item} of job {self.job.name!r} cannot be packed: {reason}; leave such rows out",
             item=list(item),

@@ -58,7 +58,7 @@ class SamplePlanner:
         self._counts_parts = bool(self.draws.counts())
         self._from_refs, self._needs_sizes = self.roles.plans_from_refs, self.roles.needs_sizes
         self._may_fail = self.roles.distributor.is_of_user()
-        self._can_seek = self._part.can_seek(self.draws, self.batching.batcher)
+        self._can_seek = self._part.can_seek(self.draws)
         self.ready: deque[Rows] = deque()
         self._flushed = False  # what is ready, if anything, is the end of the lane
         self._before = PlansBefore(job.later_within)
@@ -315,7 +315,7 @@ class SamplePlanner:
 
     def seek(self, offset: int) -> None:
         """Go to `offset` by arithmetic; only where `can_seek`."""
-        before = self.batching.batcher.draws_before(offset)
+        before = self.roles.batcher_facts.draws_before(offset)
         assert before is not None
         total = self._part.draws
         drawn = before if total is None else min(before, total)
