@@ -65,12 +65,12 @@ class LaneRoles(NamedTuple):
         """Return the draws, at their beginning."""
         return self.roles.distributor.open(self.lane, self.roles.lanes)
 
-    def can_seek(self, draws: LaneDraws, batcher: SampleBatcher) -> bool:
-        """Tell whether arithmetic leads such draws, and a batcher of the set, to any offset."""
+    def can_seek(self, draws: LaneDraws) -> bool:
+        """Tell whether arithmetic leads such draws, and the batcher, to any offset."""
         return (
             self.roles.plans_from_refs
             and draws.can_seek()
-            and batcher.draws_before(0) is not None
+            and self.roles.batcher_facts.samples_of_batch is not None
             # Beyond an end that nobody knows a lane would be taken for one that ends there.
             and (self.roles.epochs is None or self.batches is not None)
         )
@@ -247,11 +247,11 @@ class Job:
                 "before an item is processed, so none can be wrong: leave later_within out",
                 key="later_within",
             )
-        if batcher.keeps(SampleBatcher, "joins"):
+        if self.role_sets[0].batcher_facts.row_limit is None:
             raise InvalidJob(
                 f"later_within is {batches}, and {batcher.code_of()} lets no sample join a row "
-                "that is packed: use a batcher that does, such as best_fit, or give it a method "
-                "joins(row, ref)",
+                "that is packed: use a batcher that does, such as best_fit, or let its "
+                "facts() have a row_limit",
                 key="later_within",
             )
 

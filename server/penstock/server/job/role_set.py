@@ -13,7 +13,8 @@ import numpy as np
 from penstock.common.checks import check_choice
 from penstock.server import roles as builtin
 from penstock.server.job.planned_batches import PlannedBatches
-from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.batcher import BatcherFacts, SampleBatcher, facts_of
+from penstock.server.roles.batchers.packer import no_length
 from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.number_columns import (
@@ -207,7 +208,9 @@ class RoleSet:
             self.processor.check_columns(columns)
         keys = self.processor.keys_of_samples(columns)
         if keys is not None:
-            self.batcher.check_keys(keys)
+            key = self.batcher_facts.length_key
+            if self.batcher.needs_sizes and key is not None and key not in keys:
+                raise no_length(key, keys)
 
     def identity(self) -> dict[str, Any]:
         """Return what of these roles decides bytes, JSON-able."""
@@ -264,6 +267,11 @@ class RoleSet:
             every = zip(self.readings, self._kept, strict=True)
             source.keep_blocks(sum(kept for each, kept in every if name in each.sources))
 
+    @cached_property
+    def batcher_facts(self) -> BatcherFacts:
+        """Return what the batcher promises."""
+        return facts_of(self.batcher)
+
     @cached_property  # asked at every draw
     def needs_sizes(self) -> bool:
         """Tell whether the sizes of samples are looked at, by the batcher or the distributor."""
@@ -298,7 +306,7 @@ class RoleSet:
     @cached_property
     def keeps_pieces(self) -> bool:
         """Tell whether planned batches of a lane may hold pieces of samples that were processed."""
-        return self.plan is not None and self.batcher.may_split and not self.columns
+        return self.plan is not None and self.batcher_facts.may_split and not self.columns
 
     @cached_property
     def sized_sources(self) -> Mapping[str, IndexedSource]:
@@ -307,7 +315,7 @@ class RoleSet:
             name: source
             for name, source in self.sources.items()
             if isinstance(source, IndexedSource)
-            and (source.knows_sizes() or tells_lengths(source, self.batcher.length_column()))
+            and (source.knows_sizes() or tells_lengths(source, self.batcher_facts.length_key))
         }
         if self.processor.knows_size() or not self.processor.keeps_sizes():
             return {}
@@ -323,14 +331,14 @@ class RoleSet:
         told = self.sized_sources.values()
         if not told or any(source.knows_sizes() and source.is_of_user() for source in told):
             return None
-        return self.batcher.length_column()
+        return self.batcher_facts.length_key
 
     def told_sizes(
         self, source: IndexedSource, indices: Sequence[int]
     ) -> Indices | Sequence[int] | None:
         """Return what one of `sized_sources` tells: lengths as an array, -1 where there is none."""
         if isinstance(source, SequenceColumns) and not source.knows_sizes():
-            column = self.batcher.length_column()
+            column = self.batcher_facts.length_key
             assert column is not None
             return source.lengths(column, np.array(indices, np.int64))
         return source.sizes(indices)
@@ -353,7 +361,7 @@ class RoleSet:
             if taken is None or (number and taken != found):
                 return ()
             found = taken
-        if self.batcher.needs_sizes and self.batcher.length_column() not in (found or ()):
+        if self.batcher.needs_sizes and self.batcher_facts.length_key not in (found or ()):
             return ()  # what a sample's size is, columns do not tell
         return found or ()
 
@@ -373,11 +381,11 @@ class RoleSet:
         """
         if self.planned is not None:
             return self.planned.known_end(lane)
-        batcher, draws = self.batcher, self.draws(lane)
-        is_looked_at = self.needs_sizes or batcher.needs_content
+        draws = self.draws(lane)
+        is_looked_at = self.needs_sizes or self.batcher.needs_content
         if draws is None or is_looked_at or not self.processor.one_to_one:
             return None
-        return batcher.batches(draws)
+        return self.batcher_facts.batches(draws)
 
     @property
     def ends(self) -> bool:

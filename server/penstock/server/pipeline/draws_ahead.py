@@ -49,7 +49,8 @@ def waiting_samples(roles: RoleSet, sample_bytes: float) -> int:
     if roles.plans_from_refs:
         return 0
     ahead = max(1, min(LOOK_AHEAD, int(AHEAD_BYTES / max(1.0, sample_bytes))))
-    pool = roles.batcher.most_held() or 0
+    facts = roles.batcher_facts
+    pool = facts.most_held or facts.pool or 0
     size = getattr(roles.batcher, "batch_size", 1)
     return roles.lanes * (pool + ahead - gcd(ahead, size))
 

@@ -20,14 +20,11 @@ from penstock.server.pipeline.processing import NEVER_ABOUT_AN_ITEM, Filtered, P
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Progress, RoleCall
 from penstock.server.roles.number_columns import why_no_length
 from penstock.server.roles.role import Role
-from penstock.server.roles.samples import RawItem, Sample
+from penstock.server.roles.samples import MAX_SIZE, RawItem, Sample
 from penstock.server.roles.source import IndexedSource
 from penstock.server.usercode.contained import contained
 from penstock.wire.errors import BadItem
 from penstock.wire.plain import clean_text
-
-MAX_SIZE = 2**63 - 1
-"""The largest size that an index can hold."""
 
 MAX_REASON = 200
 """Characters of a verdict's reason: a job may have thousands of verdicts."""
@@ -151,7 +148,7 @@ class Items(ProcessedItems):
             return [Bad(bad, content_hash(None), every_epoch=True)]
 
     def _no_numbers(self, item: ItemRef) -> Bad:
-        reason = why_no_length(self.job.roles_of(item.source).batcher.length_column())
+        reason = why_no_length(self.job.roles_of(item.source).batcher_facts.length_key)
         wrong = BadItem(
             f"item {item} of job {self.job.name!r} cannot be packed: {reason}; leave such rows out",
             item=list(item),

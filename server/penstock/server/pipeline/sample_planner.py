@@ -58,7 +58,7 @@ class SamplePlanner:
         self._counts_parts = bool(self.draws.counts())
         self._from_refs, self._needs_sizes = self.roles.plans_from_refs, self.roles.needs_sizes
         self._may_fail = self.roles.distributor.is_of_user()
-        self._can_seek = self._part.can_seek(self.draws, self.batching.batcher)
+        self._can_seek = self._part.can_seek(self.draws)
         self.ready: deque[Rows] = deque()
         self._flushed = False  # what is ready, if anything, is the end of the lane
         self._before = PlansBefore(job.later_within)
@@ -212,13 +212,8 @@ class SamplePlanner:
             if isinstance(outcome, Filtered):
                 count_filtered(self.counters, outcome.reason)
             elif outcome is not None:
-                if self.batching.tells_sizes:
-                    size_of = self.batching.size_of
-                    sizes = [size_of(item, sample, place) for sample in outcome]
-                    refs = [SampleRef(item, part, size) for part, size in enumerate(sizes)]
-                    taken = sum(sizes)
-                else:
-                    refs = [SampleRef(item, part, 0) for part in range(len(outcome))]
+                refs = self.batching.refs(item, outcome, place)
+                taken = sum([ref.size for ref in refs]) if self._needs_sizes else 0
                 batches, accepted = self._add(refs, outcome, place)
         # Draws that can be sought depend on no size, and must not count what seeking leaves out.
         self.draws.took(item, taken if accepted and not self._can_seek else 0)
@@ -320,7 +315,7 @@ class SamplePlanner:
 
     def seek(self, offset: int) -> None:
         """Go to `offset` by arithmetic; only where `can_seek`."""
-        before = self.batching.batcher.draws_before(offset)
+        before = self.roles.batcher_facts.draws_before(offset)
         assert before is not None
         total = self._part.draws
         drawn = before if total is None else min(before, total)

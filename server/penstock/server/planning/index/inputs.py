@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.server.core.canonical import canonical
 from penstock.server.job.role_set import RoleSet
+from penstock.server.roles.batcher import rule_of_sizes
 from penstock.server.roles.condition import Kept
 from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.distributors import MapDistributor
@@ -94,7 +95,7 @@ def size_rule(roles: RoleSet) -> Any:
     value; or the identity of a user's batcher, whose `size_of` says it. A batcher that looks at no
     sizes gets lengths all the same, where samples have any: reports count their tokens.
     """
-    rule = roles.batcher.size_rule()
+    rule = rule_of_sizes(roles.batcher)
     if roles.batcher.needs_sizes or not isinstance(rule, dict) or "length_of" not in rule:
         return rule
     known = [

@@ -163,8 +163,7 @@ class _ToldBatching(Batching):
         super().__init__(job, lane, roles, calls)
         self.tells_sizes = True
 
-    def size_of(self, item: ItemRef, sample: Sample, offset: int) -> int:
-        """Return the size that the index tells, even where the batcher does not look at it."""
+    def _size_of(self, item: ItemRef, sample: Sample, offset: int) -> int:
         assert isinstance(sample, ToldSample)
         return sample.size
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from penstock.common.checks import check_whole
 from penstock.server.core.refs import SampleRef
+from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
 
 FIRST_POOL, QUICK_POOL, ROWS_PER_SAMPLE = 4, 8, 4
@@ -85,9 +87,9 @@ class BestFitPackingBatcher(RowPackingBatcher):
         self._choice = min(FIRST_POOL, self.pool_size)  # samples from which a row may be made
         self._rows_before_growth = self._rows_per_sample()
 
-    def chooses_from(self) -> int:
-        """Return the size of the pool."""
-        return self.pool_size
+    def facts(self) -> BatcherFacts:
+        """Return the size of the pool, and what others do."""
+        return replace(super().facts(), pool=self.pool_size)
 
     def state(self) -> Any:
         """Return what is held; what follows from the pool is left out."""

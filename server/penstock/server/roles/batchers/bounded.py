@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from penstock.common.checks import check_whole
 from penstock.server.core.refs import Row, SampleRef
+from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
 
 PATIENCE = 4
@@ -41,9 +43,9 @@ class OpenRowsBatcher(RowPackingBatcher):
         self._open: dict[int, Row] = {}  # by how many were opened before, so the oldest comes first
         self._rooms: dict[int, int] = {}
 
-    def chooses_from(self) -> int | None:
-        """Return the number of open rows: each holds a sample at least."""
-        return self._most_open
+    def facts(self) -> BatcherFacts:
+        """Return the number of open rows, of which each holds a sample at least."""
+        return replace(super().facts(), pool=self._most_open)
 
     def state(self) -> Any:
         """Return what is held; what follows from the rows is left out."""
@@ -180,9 +182,9 @@ class NextFitPackingBatcher(FirstFitPackingBatcher):
     ) -> None:
         super().__init__(max_tokens, 1, rows, overlong, length_key)
 
-    def chooses_from(self) -> int | None:
-        """Return None: there is nothing to choose."""
-        return None
+    def facts(self) -> BatcherFacts:
+        """Return what others do: there is nothing to choose."""
+        return replace(super().facts(), pool=None)
 
     def _pass(self, row: Row) -> None:
         self._drain()

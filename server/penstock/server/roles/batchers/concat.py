@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from typing import ClassVar
 
 from penstock.common.checks import check_flag, check_whole
 from penstock.server.core.refs import Row, Rows, SampleRef
+from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, piece, sample_key
 from penstock.server.roles.samples import Sample
 
@@ -76,9 +78,9 @@ class ConcatPackingBatcher(PackingBatcher):
                 self._row, self._room = [], self.max_tokens
         return cut_batches(self._finished, self.rows, self.rows)
 
-    def sizes_kept(self) -> tuple[int, float]:
-        """Return that only empty ones are left out."""
-        return 1, inf
+    def facts(self) -> BatcherFacts:
+        """Return that only empty samples are left out."""
+        return replace(super().facts(), sizes_kept=(1, inf), may_refuse=False)
 
     @property
     def pending(self) -> Sequence[SampleRef]:
@@ -86,11 +88,6 @@ class ConcatPackingBatcher(PackingBatcher):
         if self.is_of_user():  # a subclass may hold more
             return super().pending
         return [*self._row, *(ref for row in self._finished for ref in row)]
-
-    @property
-    def may_refuse(self) -> bool:
-        """Tell whether `add` may raise: never, as far as this class decides."""
-        return self.is_of_user()
 
     def flush(self) -> list[Rows]:
         """Return the shorter last row, or leave it out; the last batch may have fewer rows."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from penstock.common.checks import check_choice, check_whole
 from penstock.server.core.refs import Row, Rows, SampleRef, Span
-from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.batcher import BatcherFacts, SampleBatcher
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadItem, InvalidJob
 
@@ -40,15 +41,6 @@ class PackingBatcher(SampleBatcher):
         self._dropped = dict.fromkeys(dropped, 0)
         self._counts = dict.fromkeys(counts, 0)
 
-    def check_keys(self, keys: Iterable[str]) -> None:
-        """Refuse samples without a value `length_key`.
-
-        Raises:
-            InvalidJob: Names the keys that they have.
-        """
-        if self.needs_sizes and self.length_key not in keys:
-            raise self._no_length(keys)
-
     def size_of(self, sample: Sample) -> int:
         """Return the length of the sample's value `length_key`.
 
@@ -58,34 +50,31 @@ class PackingBatcher(SampleBatcher):
         try:
             value = sample[self.length_key]
         except KeyError:
-            raise self._no_length(sample) from None
+            raise no_length(self.length_key, sample) from None
         return len(value)
 
-    def size_rule(self) -> Any:
+    def facts(self) -> BatcherFacts:
         """Return that sizes are lengths of `length_key`, unless a subclass has sizes of its own."""
-        if self.keeps(PackingBatcher, "size_of"):
-            return {"length_of": self.length_key}
-        return super().size_rule()
-
-    def length_column(self) -> str | None:
-        """Return `length_key`."""
-        return self.length_key if self.keeps(PackingBatcher, "size_of") else None
+        keeps = self.keeps(PackingBatcher, "size_of")
+        return BatcherFacts(length_key=self.length_key if keeps else None)
 
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out; every reason is there from the start."""
         return dict(self._dropped)
 
-    def _no_length(self, keys: Iterable[str]) -> InvalidJob:
-        return InvalidJob(
-            f"length_key is {self.length_key!r}, but the processor's samples have "
-            f"{', '.join(map(repr, keys)) or 'no values'}: name one of these, or add a processor "
-            "that makes token ids, such as tokenize",
-            key="batcher.length_key",
-        )
-
     def counters(self) -> dict[str, int]:
         """Return counts since the lane's start; every name is there from the start."""
         return dict(self._counts)
+
+
+def no_length(length_key: str, keys: Iterable[str]) -> InvalidJob:
+    """Return the error of samples that have no value of which the length is to be taken."""
+    return InvalidJob(
+        f"length_key is {length_key!r}, but the processor's samples have "
+        f"{', '.join(map(repr, keys)) or 'no values'}: name one of these, or add a processor "
+        "that makes token ids, such as tokenize",
+        key="batcher.length_key",
+    )
 
 
 class RowPackingBatcher(PackingBatcher):
@@ -150,32 +139,16 @@ class RowPackingBatcher(PackingBatcher):
         rows = self.rows
         return self._batches(rows) if len(self._finished) >= rows else []
 
-    def sizes_kept(self) -> tuple[int, float] | None:
-        """Return that empty ones are left out, and where `overlong` says so, those above a row."""
-        return 1, self.max_tokens if self.overlong in ("drop", "error") else inf
-
-    @property
-    def most_shared(self) -> int:
-        """Return the size of the largest sample that may share a row with others."""
-        return self._most_shared
-
-    def pieces(self, sizes: Integers) -> Pieces:
-        """Return what of many samples is packed, each as `add` takes it; the others are counted.
-
-        Args:
-            sizes: int64 (n,): the size of each.
-
-        Raises:
-            BadItem: One is longer than a row and `overlong` is `error`; `item` is its number.
-        """
-        self._dropped["empty"] += int(np.count_nonzero(sizes == 0))
-        slots = np.flatnonzero((sizes > 0) & (sizes <= self.max_tokens))
-        starts = stops = np.full(len(slots), -1, np.int64)
-        long = np.flatnonzero(sizes > self.max_tokens)
-        if len(long):
-            every = zip((slots, starts, stops), self._cut(long, sizes[long]), strict=True)
-            slots, starts, stops = map(np.concatenate, every)
-        return Pieces(slots, starts, stops, np.where(starts < 0, sizes[slots], stops - starts))
+    def facts(self) -> BatcherFacts:
+        """Return what `overlong` decides, and that a row may be filled to `max_tokens`."""
+        leaves_out = self.overlong in ("drop", "error")
+        return replace(
+            super().facts(),
+            sizes_kept=(1, self.max_tokens if leaves_out else inf),
+            may_split=self.overlong == "split",
+            may_refuse=self.overlong == "error",
+            row_limit=self.max_tokens,
+        )
 
     @property
     def pending(self) -> Sequence[SampleRef]:
@@ -184,28 +157,10 @@ class RowPackingBatcher(PackingBatcher):
             return super().pending
         return [*self._held(), *(ref for row in self._finished for ref in row)]
 
-    @property
-    def may_split(self) -> bool:
-        """Tell whether samples may be split: with `overlong: split`, as far as this decides."""
-        return self.overlong == "split" or self.is_of_user()
-
-    @property
-    def may_refuse(self) -> bool:
-        """Tell whether `add` may raise: with `overlong: error`, as far as this class decides."""
-        return self.overlong == "error" or self.is_of_user()
-
     def flush(self) -> list[Rows]:
         """Return rows of what is left; the last batch may have fewer rows."""
         self._drain()
         return self._batches(1)
-
-    def spare(self, row: Row) -> int:
-        """Return how many tokens of a row are free."""
-        return self.max_tokens - sum(ref.size for ref in row)
-
-    def joins(self, row: Row, ref: SampleRef) -> bool:
-        """Tell whether a row has room for a sample, and holds no other of its item."""
-        return ref.size <= self.spare(row) and not holds_item(row, ref)
 
     @abstractmethod
     def _place(self, ref: SampleRef) -> None:
@@ -295,6 +250,52 @@ class Pieces(NamedTuple):
     starts: Integers
     stops: Integers
     sizes: Integers
+
+
+class WindowRows(NamedTuple):
+    """The rows that a window of samples is packed into.
+
+    Attributes:
+        pieces: What they hold, row by row.
+        bounds: int64 (rows + 1,): where each begins among the pieces, and their number.
+        per_batch: How many rows a batch has.
+        in_order: They stay in this order; else it is the plan's to decide.
+    """
+
+    pieces: Pieces
+    bounds: Integers
+    per_batch: int
+    in_order: bool = False
+
+
+class PacksWindows(ABC):
+    """A batcher that packs a whole window of a planned job by array code."""
+
+    @abstractmethod
+    def pack_window(self, sizes: Integers) -> WindowRows:
+        """Return the rows of a window, on its own: what `add` was given before does not matter.
+
+        What is left out or cut is counted, as `add` and `flush` do.
+
+        Args:
+            sizes: int64 (n,): the size of each sample.
+
+        Raises:
+            BadItem: A sample is refused; `item` is its number.
+        """
+
+    @abstractmethod
+    def count_batches(self, sizes: Integers) -> int | None:
+        """Return how many batches a window makes, and count what it counts; None = unknown.
+
+        Rows that are cut to fill a batch fill one that is there already.
+
+        Args:
+            sizes: int64 (n,): the size of each sample, in any order.
+
+        Raises:
+            BadItem: As `pack_window`.
+        """
 
 
 def too_long(size: int, most: int, item: list[Any] | int, whose: str = "") -> BadItem:

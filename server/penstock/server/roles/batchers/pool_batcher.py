@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from penstock.common.checks import check_choice, check_flag, check_whole
 from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.packing.pool import STRATEGIES, choose
+from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers.packer import PackingBatcher, sample_key
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import InvalidJob
@@ -101,14 +103,9 @@ class PoolPackingBatcher(PackingBatcher):
             return super().pending
         return [ref for ref, _ in self._pool]
 
-    def chooses_from(self) -> int:
-        """Return the size of the pool."""
-        return self.pool_size
-
-    @property
-    def may_refuse(self) -> bool:
-        """Tell whether `add` may raise: never, as far as this class decides."""
-        return not self.keeps(PoolPackingBatcher)
+    def facts(self) -> BatcherFacts:
+        """Return the size of the pool, and that every sample is taken."""
+        return replace(super().facts(), pool=self.pool_size, may_refuse=False)
 
     def flush(self) -> list[Rows]:
         """Return batches of what is left in the pool."""

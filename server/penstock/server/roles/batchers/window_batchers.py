@@ -4,19 +4,33 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
+
+import numpy as np
 
 from penstock.common.checks import check_flag, check_whole
 from penstock.server import packing
 from penstock.server.core.refs import Row, SampleRef
 from penstock.server.packing.lengths import Histogram, Lengths
 from penstock.server.packing.packs import Packs
-from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
+from penstock.server.roles.batcher import BatcherFacts
+from penstock.server.roles.batchers.packer import (
+    Integers,
+    PacksWindows,
+    Pieces,
+    RowPackingBatcher,
+    WindowRows,
+    sample_key,
+)
 from penstock.wire.errors import InvalidJob
 
 FIRST_WINDOW, YOUNG_ROWS = 8, 4
 """A lane's first window ends after so many samples if they hold the tokens of so many rows, and
 each window is twice as large as the one before it: so the first rows come after a few samples."""
+
+MOST_COUNTED = 1 << 22
+"""Sizes below this one are counted, in 32 MiB for a moment; of larger ones hardly two are alike."""
 
 
 class WindowsBatcher(RowPackingBatcher):
@@ -53,13 +67,9 @@ class WindowsBatcher(RowPackingBatcher):
         self._packed: list[Row] = []  # rows of the window before, the next one first
         self._rows_of_window = 0  # how many they were
 
-    def chooses_from(self) -> int | None:
-        """Return the size of a window."""
-        return self._most
-
-    def most_held(self) -> int | None:
-        """Return the samples of a window and of the rows of the one before."""
-        return 2 * self._most
+    def facts(self) -> BatcherFacts:
+        """Return the size of a window, which is held beside the rows of the one before."""
+        return replace(super().facts(), pool=self._most, most_held=2 * self._most)
 
     def state(self) -> Any:
         """Return what is held; what follows from it is left out."""
@@ -116,7 +126,57 @@ class WindowsBatcher(RowPackingBatcher):
         self._release(self._rows_of_window)
 
 
-class KnapsackPackingBatcher(WindowsBatcher):
+class ArrayWindowsBatcher(WindowsBatcher, PacksWindows):
+    """Packs windows by array code: those of a lane, and those of a planned job."""
+
+    @abstractmethod
+    def pack(self, sizes: Lengths) -> Packs:
+        """Return packs of indices: each index once, or not at all where it is counted."""
+
+    @abstractmethod
+    def count(self, histogram: Histogram) -> int:
+        """Return how many packs `pack` makes of a window with so many samples of each size."""
+
+    def pack_window(self, sizes: Integers) -> WindowRows:
+        """Return the packs of a window, then what fills a row alone."""
+        pieces = self.pieces(sizes)
+        shares = pieces.sizes <= self._most_shared
+        placed, singles = np.flatnonzero(shares), np.flatnonzero(~shares)
+        packs = self.pack(pieces.sizes[placed])
+        order = np.concatenate([placed[packs.indices], singles])
+        bounds = np.concatenate([packs.bounds, packs.bounds[-1] + 1 + np.arange(len(singles))])
+        return WindowRows(Pieces(*(values[order] for values in pieces)), bounds, self.rows)
+
+    def count_batches(self, sizes: Integers) -> int | None:
+        """Return what the number of packs makes; None where sizes are too large to count them."""
+        pieces = self.pieces(sizes)
+        shares = pieces.sizes <= self._most_shared
+        placed = pieces.sizes[shares]
+        if placed.max(initial=0) >= MOST_COUNTED:
+            return None
+        rows = self.count(np.bincount(placed)) + int(np.count_nonzero(~shares))
+        return -(-rows // self.rows)
+
+    def pieces(self, sizes: Integers) -> Pieces:
+        """Return what of many samples is packed, each as `add` takes it; the others are counted.
+
+        Args:
+            sizes: int64 (n,): the size of each.
+
+        Raises:
+            BadItem: One is longer than a row and `overlong` is `error`; `item` is its number.
+        """
+        self._dropped["empty"] += int(np.count_nonzero(sizes == 0))
+        slots = np.flatnonzero((sizes > 0) & (sizes <= self.max_tokens))
+        starts = stops = np.full(len(slots), -1, np.int64)
+        long = np.flatnonzero(sizes > self.max_tokens)
+        if len(long):
+            every = zip((slots, starts, stops), self._cut(long, sizes[long]), strict=True)
+            slots, starts, stops = map(np.concatenate, every)
+        return Pieces(slots, starts, stops, np.where(starts < 0, sizes[slots], stops - starts))
+
+
+class KnapsackPackingBatcher(ArrayWindowsBatcher):
     """Packs windows by the greedy knapsack of neat packing: longest first, into the emptiest row.
 
     NeMo Automodel's `greedy_knapsack`, fed by windows of the lane, since a stream has no end: rows
@@ -190,9 +250,10 @@ class KnapsackPackingBatcher(WindowsBatcher):
             )
         self._most_shared = min(self._capacity, self._most_shared)
 
-    def sizes_kept(self) -> tuple[int, float] | None:
-        """Return what others do; None where `max_packs` leaves out samples of any size."""
-        return super().sizes_kept() if self.max_packs is None else None
+    def facts(self) -> BatcherFacts:
+        """Return what others do, but that `max_packs` leaves out samples of any size."""
+        found = super().facts()
+        return found if self.max_packs is None else replace(found, sizes_kept=None)
 
     def count(self, histogram: Histogram) -> int:
         """Return how many packs `pack` makes of a window with so many samples of each size."""
@@ -219,7 +280,7 @@ def _ratio(value: Any) -> float:
     return float(value)
 
 
-class BestFitDecreasingPackingBatcher(WindowsBatcher):
+class BestFitDecreasingPackingBatcher(ArrayWindowsBatcher):
     """Packs windows of samples, longest first, each into the fullest row with room (`<=`).
 
     The packing of "Fewer Truncations Improve Language Modeling" (Ding et al., 2024), fed by windows
@@ -322,9 +383,10 @@ class WindowPackingBatcher(WindowsBatcher):
         super().__init__(max_tokens, most, rows, overlong, length_key)
         self.window, self.sort, self.sort_over = window, sort, sort_over
 
-    def most_held(self) -> int | None:
-        """Return the samples of a window, sorted of two."""
-        return super().most_held() if self.sort else self.window
+    def facts(self) -> BatcherFacts:
+        """Return what others do; a window that is not sorted rolls, and is held alone."""
+        found = super().facts()
+        return found if self.sort else replace(found, most_held=self.window)
 
     def pack(self, sizes: Lengths) -> Sequence[Sequence[int]]:
         """Return the packs of a window."""
