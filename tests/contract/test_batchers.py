@@ -165,7 +165,7 @@ def pool(limit: int, pool_size: int, most: int | None, **options: Any) -> Case:
 def best_fit(limit: int, pool_size: int, rows: int = 1, overlong: str = "split") -> Case:
     return Case(
         f"best_fit-{limit}-{pool_size}-{rows}-{overlong}",
-        lambda: BestFitPackingBatcher(limit, pool_size, rows, overlong),
+        lambda: BestFitPackingBatcher(limit, pool_size, rows=rows, overlong=overlong),
         lambda group: (
             1 <= len(group) <= rows
             and all(0 < sum(ref.size for ref in row) <= limit for row in group)
@@ -240,7 +240,10 @@ CASES = [
     packed("best_fit_decreasing", 16, 40, lambda: BestFitDecreasingPackingBatcher(16, 20)),
     several(
         packed(
-            "best_fit_decreasing-rows", 24, 10, lambda: BestFitDecreasingPackingBatcher(24, 5, 3)
+            "best_fit_decreasing-rows",
+            24,
+            10,
+            lambda: BestFitDecreasingPackingBatcher(24, 5, rows=3),
         ),
         3,
         24,
@@ -440,7 +443,7 @@ def test_content_does_not_depend_on_the_hash_seed() -> None:
         "from penstock.server.core.refs import ItemRef, SampleRef\n"
         "from penstock.server.roles.batchers import *\n"
         "batchers = [SimpleBatcher(3), SequentialPackingBatcher(40, lookahead_limit=2),\n"
-        "    PoolPackingBatcher(90, 8, None), BestFitPackingBatcher(40, 8, 2),\n"
+        "    PoolPackingBatcher(90, 8, None), BestFitPackingBatcher(40, 8, rows=2),\n"
         "    FirstFitPackingBatcher(40, 3), BalancedPackingBatcher(40, 3),\n"
         "    NextFitPackingBatcher(40), KnapsackPackingBatcher(40, 20),\n"
         "    BestFitDecreasingPackingBatcher(40, 20),\n"

@@ -263,7 +263,7 @@ def test_best_fit_makes_the_rows_of_its_obvious_form(
     """The largest first, or one overdue, then the largest that fits and is not in the row yet."""
     refs = refs_of(sizes, items)
 
-    groups = run(BestFitPackingBatcher(limit, pool_size, rows), refs)
+    groups = run(BestFitPackingBatcher(limit, pool_size, rows=rows), refs)
 
     expected = list(slow_best_fit(refs, limit, pool_size))
     assert [row for group in groups for row in group] == expected

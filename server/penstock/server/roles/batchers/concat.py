@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from penstock.common.checks import check_flag, check_whole
 from penstock.server.core.refs import Row, Rows, SampleRef
 from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, piece, sample_key
+from penstock.server.roles.parameters import AtLeast, TrueOrFalse, declared
 from penstock.server.roles.samples import Sample
 
 
+@declared
 class ConcatPackingBatcher(PackingBatcher):
     """Concatenates samples and cuts the result into rows of exactly `max_tokens`.
 
@@ -43,19 +44,17 @@ class ConcatPackingBatcher(PackingBatcher):
 
     type_name: ClassVar[str] = "concat"
     version: ClassVar[int | str | None] = 1
+    dropped_for: ClassVar[Sequence[str]] = ("empty", "tail")
+    counted: ClassVar[Sequence[str]] = ("split", "repeated")
 
-    def __init__(
-        self,
-        max_tokens: int,
-        rows: int = 1,
-        drop_last: bool = False,
-        length_key: str = "input_ids",
-    ) -> None:
-        counts = ("split", "repeated", *(("tail_truncated", "truncated_tokens") * drop_last))
-        super().__init__(length_key, dropped=("empty", "tail"), counts=counts)
-        self.max_tokens = check_whole("max_tokens", max_tokens, 1, "the tokens of a row")
-        self.rows = check_whole("rows", rows, 1, "the rows of a batch")
-        self.drop_last = check_flag("drop_last", drop_last)
+    max_tokens: Annotated[int, AtLeast(1, "the tokens of a row")]
+    rows: Annotated[int, AtLeast(1, "the rows of a batch")] = 1
+    drop_last: Annotated[bool, TrueOrFalse()] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.drop_last:
+            self._counts |= {"tail_truncated": 0, "truncated_tokens": 0}
         self._row: Row = []
         self._room = self.max_tokens
         self._finished: list[Row] = []

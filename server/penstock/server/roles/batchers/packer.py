@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, replace
 from math import inf
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.common.checks import check_choice, check_whole
 from penstock.server.core.refs import Row, Rows, SampleRef, Span
 from penstock.server.roles.batcher import BatcherFacts, SampleBatcher
+from penstock.server.roles.parameters import AtLeast, OneOf, declared
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadItem, InvalidJob
 
@@ -23,23 +23,28 @@ Integers = npt.NDArray[np.int64]
 SizesT = TypeVar("SizesT", int, Integers)
 
 
+@declared
 class PackingBatcher(SampleBatcher):
     """A batcher that looks at sizes, and counts what it does to samples that do not fit.
 
-    A subclass has `length_key` among its constructor's parameters, calls `super().__init__` with it
-    and names its reasons for dropping a sample, and its other counts.
+    A subclass names its reasons for dropping a sample, and its other counts.
     """
 
-    def __init__(self, length_key: str, dropped: Sequence[str], counts: Sequence[str] = ()) -> None:
-        if not isinstance(length_key, str) or not length_key:
+    dropped_for: ClassVar[Sequence[str]] = ("empty",)
+    counted: ClassVar[Sequence[str]] = ()
+
+    _: KW_ONLY
+    length_key: str = "input_ids"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.length_key, str) or not self.length_key:
             raise InvalidJob(
-                f"length_key is {length_key!r}: name the value of a sample whose length is its "
-                "size, for example length_key: input_ids",
+                f"length_key is {self.length_key!r}: name the value of a sample whose length is "
+                "its size, for example length_key: input_ids",
                 key="length_key",
             )
-        self.length_key = length_key
-        self._dropped = dict.fromkeys(dropped, 0)
-        self._counts = dict.fromkeys(counts, 0)
+        self._dropped = dict.fromkeys(self.dropped_for, 0)
+        self._counts = dict.fromkeys(self.counted, 0)
 
     def size_of(self, sample: Sample) -> int:
         """Return the length of the sample's value `length_key`.
@@ -77,6 +82,7 @@ def no_length(length_key: str, keys: Iterable[str]) -> InvalidJob:
     )
 
 
+@declared
 class RowPackingBatcher(PackingBatcher):
     """A batcher of rows of at most `max_tokens` (`<=`): long samples, and batches of whole rows.
 
@@ -89,29 +95,20 @@ class RowPackingBatcher(PackingBatcher):
         rows: How many rows a batch has.
         overlong: What becomes of a sample longer than `max_tokens`: one of `OVERLONG`.
         length_key: The value of a sample whose length is its size.
-        dropped: More reasons for leaving a sample out.
-        counts: More counts.
     """
 
-    def __init__(
-        self,
-        max_tokens: int,
-        rows: int,
-        overlong: str,
-        length_key: str,
-        *,
-        dropped: Sequence[str] = (),
-        counts: Sequence[str] = (),
-    ) -> None:
-        alone = ("overlong_alone",) if overlong == "alone" else ()
-        super().__init__(
-            length_key,
-            dropped=("empty", "overlong", *dropped),
-            counts=("overlong_split", "overlong_truncated", "truncated_tokens", *alone, *counts),
-        )
-        self.max_tokens = check_whole("max_tokens", max_tokens, 1, "the tokens of a row")
-        self.rows = check_whole("rows", rows, 1, "the rows of a batch")
-        self.overlong = check_choice("overlong", overlong, OVERLONG)
+    dropped_for: ClassVar[Sequence[str]] = ("empty", "overlong")
+    counted: ClassVar[Sequence[str]] = ("overlong_split", "overlong_truncated", "truncated_tokens")
+
+    max_tokens: Annotated[int, AtLeast(1, "the tokens of a row")]
+    _: KW_ONLY
+    rows: Annotated[int, AtLeast(1, "the rows of a batch")] = 1
+    overlong: Annotated[str, OneOf(OVERLONG)] = "split"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.overlong == "alone":
+            self._counts["overlong_alone"] = 0
         self._most_shared = self.max_tokens - 1
         self._finished: list[Row] = []
 

@@ -6,16 +6,17 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from penstock.common.checks import check_whole
 from penstock.server.core.refs import Row, Rows, SampleRef
 from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, holds_item
+from penstock.server.roles.parameters import AtLeast, declared
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import InvalidJob
 
 
+@declared
 class SequentialPackingBatcher(PackingBatcher):
     """Packs samples into rows, in order; a few that do not fit may be overtaken.
 
@@ -51,32 +52,22 @@ class SequentialPackingBatcher(PackingBatcher):
     type_name: ClassVar[str] = "sequential"
     version: ClassVar[int | str | None] = 4
 
-    def __init__(
-        self,
-        max_sequence_length: int | None = None,
-        max_samples_per_batch: int | None = None,
-        lookahead_limit: int = 10,
-        rows: int = 1,
-        length_key: str = "input_ids",
-    ) -> None:
-        super().__init__(length_key, dropped=("empty", "overlong"))
-        if (max_sequence_length is None) == (max_samples_per_batch is None):
+    dropped_for: ClassVar[Sequence[str]] = ("empty", "overlong")
+
+    # Strictly below the budget: a budget of 1 would leave out every sample.
+    max_sequence_length: Annotated[int | None, AtLeast(2, "what a row stays below")] = None
+    max_samples_per_batch: Annotated[int | None, AtLeast(1, "the samples of a row")] = None
+    lookahead_limit: Annotated[int, AtLeast(0, "the samples that may be set aside")] = 10
+    rows: Annotated[int, AtLeast(1, "the rows of a batch")] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.max_sequence_length is None) == (self.max_samples_per_batch is None):
             raise InvalidJob(
-                f"max_sequence_length is {max_sequence_length} and max_samples_per_batch is "
-                f"{max_samples_per_batch}: give exactly one of them, a row has one limit",
+                f"max_sequence_length is {self.max_sequence_length} and max_samples_per_batch is "
+                f"{self.max_samples_per_batch}: give exactly one of them, a row has one limit",
                 key="max_sequence_length",
             )
-        # Strictly below the budget: a budget of 1 would leave out every sample.
-        if max_sequence_length is not None:
-            check_whole("max_sequence_length", max_sequence_length, 2, "what a row stays below")
-        if max_samples_per_batch is not None:
-            check_whole("max_samples_per_batch", max_samples_per_batch, 1, "the samples of a row")
-        self.max_sequence_length = max_sequence_length
-        self.max_samples_per_batch = max_samples_per_batch
-        self.lookahead_limit = check_whole(
-            "lookahead_limit", lookahead_limit, 0, "the samples that may be set aside"
-        )
-        self.rows = check_whole("rows", rows, 1, "the rows of a batch")
         self._row: Row = []
         self._total = 0
         # None is a sample that no row can hold: it is gone, and still counts towards the limit.

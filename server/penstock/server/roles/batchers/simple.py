@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from penstock.common.checks import check_flag, check_whole
 from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.roles.batcher import BatcherFacts, SampleBatcher
 from penstock.server.roles.batchers.packer import Integers, PacksWindows, Pieces, WindowRows
+from penstock.server.roles.parameters import AtLeast, TrueOrFalse, declared
 from penstock.server.roles.samples import Sample
 
 
+@declared
 class SimpleBatcher(SampleBatcher, PacksWindows):
     """Forms batches of `batch_size` samples in the order of the draws.
 
@@ -34,9 +35,10 @@ class SimpleBatcher(SampleBatcher, PacksWindows):
     version: ClassVar[int | str | None] = 1
     needs_sizes: ClassVar[bool] = False
 
-    def __init__(self, batch_size: int, drop_last: bool = False) -> None:
-        self.batch_size = check_whole("batch_size", batch_size, 1, "the samples of a batch")
-        self.drop_last = check_flag("drop_last", drop_last)
+    batch_size: Annotated[int, AtLeast(1, "the samples of a batch")]
+    drop_last: Annotated[bool, TrueOrFalse()] = False
+
+    def __post_init__(self) -> None:
         self._held: list[SampleRef] = []
         self._tail = 0
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY, replace
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from penstock.common.checks import check_flag, check_whole
 from penstock.server import packing
 from penstock.server.core.refs import Row, SampleRef
 from penstock.server.packing.lengths import Histogram, Lengths
 from penstock.server.packing.packs import Packs
 from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers.packer import (
+    OVERLONG,
     Integers,
     PacksWindows,
     Pieces,
@@ -23,6 +23,7 @@ from penstock.server.roles.batchers.packer import (
     WindowRows,
     sample_key,
 )
+from penstock.server.roles.parameters import AtLeast, OneOf, TrueOrFalse, declared
 from penstock.wire.errors import InvalidJob
 
 FIRST_WINDOW, YOUNG_ROWS = 8, 4
@@ -33,6 +34,7 @@ MOST_COUNTED = 1 << 22
 """Sizes below this one are counted, in 32 MiB for a moment; of larger ones hardly two are alike."""
 
 
+@declared
 class WindowsBatcher(RowPackingBatcher):
     """Collects a window of samples, packs all of it, and gives out its rows while the next fills.
 
@@ -48,24 +50,21 @@ class WindowsBatcher(RowPackingBatcher):
     window.
     """
 
-    def __init__(
-        self,
-        max_tokens: int,
-        window: int,
-        rows: int,
-        overlong: str,
-        length_key: str,
-        *,
-        dropped: Sequence[str] = (),
-    ) -> None:
-        super().__init__(max_tokens, rows, overlong, length_key, dropped=dropped)
-        self._most = window
-        self._size = min(FIRST_WINDOW, window)  # of the window that is collected
+    window: Annotated[int, AtLeast(1, "the samples that are packed at once")] = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._size = min(FIRST_WINDOW, self._most)  # of the window that is collected
         self._collected: list[SampleRef] = []
         self._keys: dict[tuple[str, int, int], None] = {}  # of these: a set is not plain
         self._tokens = 0  # of these
         self._packed: list[Row] = []  # rows of the window before, the next one first
         self._rows_of_window = 0  # how many they were
+
+    @property
+    def _most(self) -> int:
+        """Return how many samples are packed at once."""
+        return self.window
 
     def facts(self) -> BatcherFacts:
         """Return the size of a window, which is held beside the rows of the one before."""
@@ -74,7 +73,7 @@ class WindowsBatcher(RowPackingBatcher):
     def state(self) -> Any:
         """Return what is held; what follows from it is left out."""
         state = super().state()
-        del state["_keys"], state["_tokens"], state["_most"]
+        del state["_keys"], state["_tokens"]
         return state
 
     def restore(self, state: Any) -> None:
@@ -176,6 +175,20 @@ class ArrayWindowsBatcher(WindowsBatcher, PacksWindows):
         return Pieces(slots, starts, stops, np.where(starts < 0, sizes[slots], stops - starts))
 
 
+class PartOfARow:
+    """A part of a row, above 0 and at most 1."""
+
+    def check(self, name: str, value: Any, *, key: str, optional: bool) -> None:
+        """Refuse what is none."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            raise InvalidJob(
+                f"{name} is {value!r}: give the part of a row that is filled, above 0 and at "
+                "most 1",
+                key=key,
+            )
+
+
+@declared
 class KnapsackPackingBatcher(ArrayWindowsBatcher):
     """Packs windows by the greedy knapsack of neat packing: longest first, into the emptiest row.
 
@@ -217,35 +230,29 @@ class KnapsackPackingBatcher(ArrayWindowsBatcher):
     type_name: ClassVar[str] = "knapsack"
     version: ClassVar[int | str | None] = 1
 
-    def __init__(
-        self,
-        max_tokens: int,
-        window: int = 256,
-        packing_ratio: float = 1.0,
-        drop_long_samples: bool = False,
-        max_packs: int | None = None,
-        rows: int = 1,
-        overlong: str | None = None,
-        length_key: str = "input_ids",
-    ) -> None:
-        if check_flag("drop_long_samples", drop_long_samples) and overlong not in (None, "drop"):
+    dropped_for: ClassVar[Sequence[str]] = (*RowPackingBatcher.dropped_for, "max_packs")
+
+    packing_ratio: Annotated[float, PartOfARow()] = 1.0
+    drop_long_samples: Annotated[bool, TrueOrFalse()] = False
+    max_packs: Annotated[int | None, AtLeast(1, "the rows of a window")] = None
+    _: KW_ONLY
+    overlong: Annotated[str | None, OneOf(OVERLONG)] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.drop_long_samples and self.overlong not in (None, "drop"):
             raise InvalidJob(
-                f"overlong is {overlong!r} and drop_long_samples is true: leave one of them out",
+                f"overlong is {self.overlong!r} and drop_long_samples is true: leave one of them "
+                "out",
                 key="overlong",
             )
-        policy = "drop" if drop_long_samples else "split" if overlong is None else overlong
-        check_whole("window", window, 1, "the samples that are packed at once")
-        super().__init__(max_tokens, window, rows, policy, length_key, dropped=("max_packs",))
-        if max_packs is not None:
-            check_whole("max_packs", max_packs, 1, "the rows of a window", optional=True)
-        self.window, self.max_packs = window, max_packs
-        self.drop_long_samples = drop_long_samples
-        self.packing_ratio = _ratio(packing_ratio)
-        self._capacity = int(max_tokens * self.packing_ratio)
+        self.overlong = self.overlong or ("drop" if self.drop_long_samples else "split")
+        self.packing_ratio = float(self.packing_ratio)
+        super().__post_init__()
+        self._capacity = int(self.max_tokens * self.packing_ratio)
         if self._capacity < 1:
             raise InvalidJob(
-                f"packing_ratio is {packing_ratio}, so rows of {max_tokens} tokens would not hold "
-                "one of them: raise it",
+                f"packing_ratio is {self.packing_ratio}, so rows of {self.max_tokens} tokens "
+                "would not hold one of them: raise it",
                 key="packing_ratio",
             )
         self._most_shared = min(self._capacity, self._most_shared)
@@ -270,16 +277,7 @@ class KnapsackPackingBatcher(ArrayWindowsBatcher):
         return Packs(packs.indices[: bounds[-1]], bounds)
 
 
-def _ratio(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise InvalidJob(
-            f"packing_ratio is {value!r}: give the part of a row that is filled, above 0 and at "
-            "most 1",
-            key="packing_ratio",
-        )
-    return float(value)
-
-
+@declared
 class BestFitDecreasingPackingBatcher(ArrayWindowsBatcher):
     """Packs windows of samples, longest first, each into the fullest row with room (`<=`).
 
@@ -310,18 +308,6 @@ class BestFitDecreasingPackingBatcher(ArrayWindowsBatcher):
     type_name: ClassVar[str] = "best_fit_decreasing"
     version: ClassVar[int | str | None] = 1
 
-    def __init__(
-        self,
-        max_tokens: int,
-        window: int = 256,
-        rows: int = 1,
-        overlong: str = "split",
-        length_key: str = "input_ids",
-    ) -> None:
-        check_whole("window", window, 1, "the samples that are packed at once")
-        super().__init__(max_tokens, window, rows, overlong, length_key)
-        self.window = window
-
     def count(self, histogram: Histogram) -> int:
         """Return how many packs `pack` makes of a window with so many samples of each size."""
         return packing.count_best_fit_decreasing(histogram, self.max_tokens)
@@ -331,6 +317,7 @@ class BestFitDecreasingPackingBatcher(ArrayWindowsBatcher):
         return packing.best_fit_decreasing(sizes, self.max_tokens)
 
 
+@declared
 class WindowPackingBatcher(WindowsBatcher):
     """Fills each row by one scan over a window of pending samples: LMMS-Engine's `window_10`.
 
@@ -367,21 +354,14 @@ class WindowPackingBatcher(WindowsBatcher):
     version: ClassVar[int | str | None] = 1
     numbered_by: ClassVar[str] = "window"
 
-    def __init__(
-        self,
-        max_tokens: int,
-        window: int = 10,
-        sort: bool = False,
-        sort_over: int = 256,
-        rows: int = 1,
-        overlong: str = "split",
-        length_key: str = "input_ids",
-    ) -> None:
-        check_whole("window", window, 1, "the samples that a scan looks at")
-        check_whole("sort_over", sort_over, 1, "the samples that are sorted at a time")
-        most = sort_over if check_flag("sort", sort) else window
-        super().__init__(max_tokens, most, rows, overlong, length_key)
-        self.window, self.sort, self.sort_over = window, sort, sort_over
+    window: Annotated[int, AtLeast(1, "the samples that a scan looks at")] = 10
+    sort: Annotated[bool, TrueOrFalse()] = False
+    sort_over: Annotated[int, AtLeast(1, "the samples that are sorted at a time")] = 256
+
+    @property
+    def _most(self) -> int:
+        """Return how many samples are packed at once."""
+        return self.sort_over if self.sort else self.window
 
     def facts(self) -> BatcherFacts:
         """Return what others do; a window that is not sorted rolls, and is held alone."""
