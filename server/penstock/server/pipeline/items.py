@@ -164,7 +164,7 @@ class Items(ProcessedItems):
         processor = self.job.roles_of(item.source).processor
         what = RoleCall(processor, "size")
         try:
-            size = self.retried(lambda: processor.size(raw), what, item)
+            size = self.retried(lambda: self.media.size(item, raw, processor), what, item)
         except NEVER_ABOUT_AN_ITEM:
             raise
         except Exception as error:

@@ -7,6 +7,7 @@ from functools import partial
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
+from penstock.server.pipeline.item_media import ItemMedia
 from penstock.server.pipeline.kept_items import KEPT_BYTES, KeptItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Progress
 from penstock.server.pipeline.source_calls import SourceCalls
@@ -31,6 +32,7 @@ class RawItems(SourceCalls):
     Attributes:
         kept_bytes: Items that are kept until they are needed again, or were read ahead, take at
             most so much memory.
+        media: What items hold or name of pictures and sounds.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class RawItems(SourceCalls):
             for source in job.sources.values()
         )
         self._kept: KeptItems | None = None
+        self.media = ItemMedia(job)
 
     def raws(self, items: Sequence[ItemRef]) -> list[RawItem]:
         """Return the raw items: read here, unless they were read before.
