@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.server.files.catalog import Stamp
@@ -60,11 +62,11 @@ class FileMedium(Medium):
 
     def head(self, count: int = HEAD_BYTES) -> bytes | memoryview:
         """Return its first bytes; see `Medium.head`."""
-        known = self._fetching.look(self)
-        if known is not None:
-            return memoryview(known)[:count]
         if self._head is None or (len(self._head) < count and not self._is_all(self._head)):
-            self._head = self._tried(count)
+            known = self._fetching.look(self)
+            if known is not None:
+                return memoryview(known)[:count]
+            self._head = self._fetching.take(self, count) or self._tried(count)
         return self._head[:count]
 
     def read(self) -> bytes | memoryview:
@@ -72,9 +74,10 @@ class FileMedium(Medium):
         if self._head is not None and self._is_all(self._head):
             return self._head
         found = self._fetching.take(self)
-        if isinstance(found, bytes):
-            return found
-        return self._tried(None)
+        if found is None:
+            return self._tried(None)
+        self.failure = None
+        return found
 
     @property
     def expected_bytes(self) -> int | None:
@@ -83,6 +86,12 @@ class FileMedium(Medium):
             return self._reference.length
         known = self._listed or self._seen
         return None if known is None else max(0, known.size - self._reference.start)
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """Return which part of a file it is, `[start, stop)`; None = it ends with its file."""
+        start, length = self._reference.start, self._reference.length
+        return None if length is None else (start, start + length)
 
     def _is_all(self, head: bytes) -> bool:
         return len(head) == self.expected_bytes
@@ -138,7 +147,23 @@ class FileMedium(Medium):
             )
         return data
 
+    def fetch_parts(self, media: Sequence[FileMedium]) -> list[bytes]:
+        """Read several parts of its file at once; raises as `fetch`.
+
+        Args:
+            media: Parts of the same file, this among them.
+        """
+        spans = [medium.span for medium in media if medium.span is not None]
+        for start, stop in spans:
+            self._check_bytes(stop - start)
+        first, last = min(spans)[0], max(stop for _, stop in spans)
+        data = self._read(first, last)
+        if len(data) < last - first:
+            raise EOFError(f"{self.name} ends before byte {last}")
+        return [data[start - first : stop - first] for start, stop in spans]
+
     def _read(self, start: int, stop: int) -> bytes:
+        began_s = time.monotonic()
         part = self._part(start, stop)
         if self._listed is not None:
             if not self._listed.is_same(part.stamp):
@@ -147,7 +172,7 @@ class FileMedium(Medium):
             self._seen = part.stamp
         elif self._seen[:2] != part.stamp[:2]:
             raise changed(self.place, self._seen.size, part.stamp.size)
-        self._fetching.count_read(len(part.data))
+        self._fetching.note(len(part.data), time.monotonic() - began_s)
         return part.data
 
     def _part(self, start: int, stop: int) -> Part:

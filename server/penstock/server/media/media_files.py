@@ -15,7 +15,7 @@ from penstock.server.usercode.transient import is_transient
 from penstock.wire.credentials import without_credentials
 from penstock.wire.errors import InvalidJob, SourceUnavailable
 
-AHEAD_BYTES, REQUESTS, MAX_FILE_BYTES = 64 << 20, 16, 256 << 20
+AHEAD_BYTES, REQUESTS, MAX_FILE_BYTES = 64 << 20, 64, 256 << 20
 
 MAX_REQUESTS = 256
 """Each is a thread of every worker."""

@@ -11,11 +11,14 @@ from penstock.server.media.file_medium import FileMedium
 from penstock.server.media.listing import Listed, MediaListing
 from penstock.server.media.lmdb_store import DATA_FILE, LmdbMedium
 from penstock.server.media.media_files import MediaFiles
-from penstock.server.media.media_places import MediaPlace, MediaPlaces, plain_root
+from penstock.server.media.media_places import MediaPlace, MediaPlaces, is_url, plain_root
 from penstock.server.media.media_reference import FileReference, LmdbReference, read_reference
 from penstock.server.media.medium import HeldMedium, Medium
 from penstock.wire.credentials import without_credentials
 from penstock.wire.errors import BadItem
+
+EXPECTED_FAR_S = 0.05
+"""How long a medium behind a URL is expected to take, until some were fetched."""
 
 
 class MediaReader:
@@ -40,7 +43,10 @@ class MediaReader:
             plain_root(root): files.listing(root) for root in roots
         }
         self._places = MediaPlaces(files.dir, list(self._listings), files.allow)
-        self.fetching = Fetching()
+        may_be_far = any(map(is_url, [*self._listings, *files.allow]))
+        self.fetching = Fetching(
+            files.requests, files.ahead_bytes, EXPECTED_FAR_S if may_be_far else 0.0
+        )
 
     def media(self, references: Sequence[Any]) -> list[Medium]:
         """Return the media of an item; nothing is read for that.

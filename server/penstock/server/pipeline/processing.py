@@ -93,6 +93,8 @@ class ProcessedItems(RawItems):
             raws = self.raws(items)
         except BadItem:
             return [self._alone(item, stage) for item in items]
+        if self.media.waits and not self.careful:
+            self.media.ask(items, raws, now=True)
         if coming:
             self.read_ahead(coming)
         began_s = time.perf_counter()
