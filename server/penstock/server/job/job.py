@@ -19,8 +19,10 @@ from penstock.common.checks import check_choice, check_whole
 from penstock.common.nearest import hint
 from penstock.server.core.canonical import canonical
 from penstock.server.core.shown import shown
+from penstock.server.files.catalog import HandedOver
 from penstock.server.job.planned_batches import in_words
 from penstock.server.job.role_set import DEFAULT_LANES, JobPlan, RoleSet, joint_layout
+from penstock.server.media.media_files import MediaFiles
 from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.distributor import DataDistributor
@@ -112,6 +114,8 @@ class Job:
         batch_size: How many samples a batch has; stands for a `simple` batcher of this size.
         plan: How batches are packed from an index of sizes, over large windows, before anything is
             read; left out, each lane packs what it draws.
+        media: Where the pictures and sounds lie that items name, for processors that take media;
+            left out, items hold them.
         seed: Decides everything random: the order of the items, and what roles draw. Another seed
             is another log.
         lanes: Into how many independent sequences of batches the job is split. Packed batches of a
@@ -175,6 +179,7 @@ class Job:
         *,
         batch_size: int | None = None,
         plan: JobPlan | None = None,
+        media: MediaFiles | None = None,
         seed: int = 0,
         lanes: int = DEFAULT_LANES,
         epochs: int | None = None,
@@ -189,7 +194,14 @@ class Job:
         policies = (batches_per_step, on_item_error, max_quarantined, max_replay, snapshot_every)
         self._take_numbers(name, seed, lanes, epochs, *policies)
         roles = RoleSet(
-            source, distributor, processor, batcher, collator, batch_size=batch_size, plan=plan
+            source,
+            distributor,
+            processor,
+            batcher,
+            collator,
+            batch_size=batch_size,
+            plan=plan,
+            media=media,
         )
         self._take_roles((roles.placed(lanes),))
         if later_within:
@@ -579,11 +591,28 @@ class Job:
         """
         found = ((name, source.unseen()) for name, source in sorted(self.sources.items()))
         unseen = [f"source {name!r}: {sentence}" for name, sentence in found if sentence]
+        for roles in self.role_sets:
+            unseen += [] if roles.media is None else roles.media.cautions()
         return unseen + self.remarks()
 
     def remarks(self) -> list[str]:
         """Return what the draws of this job cost that they need not."""
         return [line for roles in self.role_sets for line in roles.distributor.remarks()]
+
+    def hand_over(self) -> list[HandedOver]:
+        """Return what this process knows of the files of sources and media, for other processes."""
+        found: list[HandedOver] = []
+        for source in self.sources.values():
+            found += source.hand_over()
+        for roles in self.role_sets:
+            found += () if roles.media is None else roles.media.hand_over()
+        return found
+
+    def read_bytes(self) -> int:
+        """Return how many bytes of sources and media were read from storage since the last call."""
+        of_sources = sum(source.read_bytes() for source in self.sources.values())
+        media = (roles.media for roles in self.role_sets if roles.media is not None)
+        return of_sources + sum(reader.read_bytes() for reader in media)
 
     def close(self) -> None:
         """Let go of the sources' files."""

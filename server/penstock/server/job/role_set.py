@@ -13,6 +13,8 @@ import numpy as np
 from penstock.common.checks import check_choice
 from penstock.server import roles as builtin
 from penstock.server.job.planned_batches import PlannedBatches
+from penstock.server.media.media_files import MediaFiles
+from penstock.server.media.media_reader import MediaReader
 from penstock.server.roles.batcher import BatcherFacts, SampleBatcher, facts_of
 from penstock.server.roles.batchers.packer import no_length
 from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
@@ -23,7 +25,7 @@ from penstock.server.roles.number_columns import (
     SequenceColumns,
     tells_lengths,
 )
-from penstock.server.roles.processor import RawItemProcessor
+from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
 from penstock.server.roles.reading import Reading
 from penstock.server.roles.source import IndexedSource, Source, indexed
 from penstock.wire.errors import InvalidJob
@@ -69,7 +71,7 @@ class RoleSet:
     """What makes batches of a job: all of them, unless it is a `JointJob`.
 
     Args:
-        source, distributor, processor, batcher, collator, batch_size: As for `Job`.
+        source, distributor, processor, batcher, collator, batch_size, media: As for `Job`.
         ratio: Its share of the batches of a joint job, in proportion to those of the other sets.
         plan: How batches are packed from an index of sizes, before anything is read; None = each
             lane packs what it draws.
@@ -83,6 +85,7 @@ class RoleSet:
         lanes: How many lanes have these roles.
         epochs: After how many epochs its lanes are over; None = never.
         sources: Its sources by name; no other set of the job has one of that name.
+        media: Reads what items name, once it is open; None = its processor takes no media.
 
     Raises:
         InvalidJob: The roles do not hold together; says what to change.
@@ -103,6 +106,7 @@ class RoleSet:
         *,
         batch_size: int | None = None,
         plan: JobPlan | None = None,
+        media: MediaFiles | None = None,
         ratio: float = 1,
         exhausted: str = "stop",
     ) -> None:
@@ -133,6 +137,14 @@ class RoleSet:
         self.batcher: SampleBatcher = batcher
         self.collator = collator or builtin.DefaultBatchCollator()
         self.plan = plan
+        self.media: MediaReader | None = None
+        self._media_files = media
+        if media is not None and not isinstance(self.processor, MediaProcessor):
+            raise InvalidJob(
+                f"media is given, and the processor {self.processor.code_of()} takes none: leave "
+                "it out, or use a processor of media",
+                key="media",
+            )
 
     def placed(self, lanes: int, name: str = "", number: int = 0) -> RoleSet:
         """Return this set as it is in a job.
@@ -172,11 +184,21 @@ class RoleSet:
                     f"source {name!r} holds zero items: a job needs at least one", key="source"
                 )
             self._check_columns(source)
+        if isinstance(self.processor, MediaProcessor):
+            self.media = self._media_reader()
         self.epochs = None if self.exhausted == "repeat" else epochs
         self.distributor.bind(self.sources, seed, self.epochs, self.lanes)
         self._planned_by = seed, batches_per_step, may_fail
         if self.plan is None:
             self._keep_all_blocks()
+
+    def _media_reader(self) -> MediaReader:
+        """Return what reads media: below the job's directory, and those of its sources."""
+        files = self._media_files or MediaFiles()
+        roots = [] if files.dir is None else [files.dir]
+        for source in self.sources.values():
+            roots += source.media_dirs()
+        return MediaReader(files, list(dict.fromkeys(roots)))
 
     @cached_property
     def planned(self) -> PlannedBatches | None:
@@ -220,8 +242,13 @@ class RoleSet:
             "processor": self.processor.identity(),
             "batcher": self.batcher.identity(),
             "collator": self.collator.identity(),
+            **self._media_identity(),
             **({} if self.planned is None else {"plan": self.planned.identity()}),
         }
+
+    def _media_identity(self) -> dict[str, Any]:
+        found = {} if self.media is None else self.media.identity()
+        return {"media": found} if found else {}
 
     # --- what they need of the data ---
 

@@ -184,12 +184,7 @@ class Node:
             self._say_how_it_reads(job)
             self.verdicts[log_id] = VerdictBook(await self.store.verdicts(log_id))
             self.observer.quarantined(job.name, self.verdicts[log_id].left_out)
-        catalogs = [
-            catalog
-            for job in self.jobs.values()
-            for source in job.sources.values()
-            for catalog in source.hand_over()
-        ]
+        catalogs = [catalog for job in self.jobs.values() for catalog in job.hand_over()]
         self._files_fd = pack_catalogs(catalogs)
         for worker in self.pool:
             worker.files_fd = self._files_fd

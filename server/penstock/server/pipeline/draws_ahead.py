@@ -104,7 +104,7 @@ class LookAhead:
                 count = 1
             items = [item, *self._coming(item, offset, count)]
             # What follows these is read while they are processed; this draw is one of them.
-            later = self.peek(count - 1, LOOK_AHEAD) if self._items.reads_ahead else []
+            later = self._later(count - 1)
             if is_alone:
                 items = self._alone(items)
             outcomes = self._items.outcomes(items, "draw", later)
@@ -116,6 +116,12 @@ class LookAhead:
         outcome = self._known.pop(item)
         assert not isinstance(outcome, int)
         return outcome
+
+    def _later(self, past: int) -> list[ItemRef]:
+        """Return the draws to be read meanwhile, those after the next `past`; none where quick."""
+        if not self._items.reads_ahead:
+            return []
+        return self.peek(past, LOOK_AHEAD * self._items.batches_ahead)
 
     def _alone(self, items: list[ItemRef]) -> list[ItemRef]:
         """Have items read together, and return the first to be processed alone.

@@ -15,6 +15,7 @@ import numpy as np
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job.job import Job
+from penstock.server.media.medium import HEAD_BYTES
 from penstock.server.pipeline.known_verdicts import Bad, Quarantined, VerdictBook, content_hash
 from penstock.server.pipeline.processing import NEVER_ABOUT_AN_ITEM, Filtered, ProcessedItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Progress, RoleCall
@@ -106,6 +107,8 @@ class Items(ProcessedItems):
             if len(items) > 1:
                 return [self.sizes([item])[0] for item in items]
             return [Bad(error, content_hash(None), self.chance.fetch_is_pure(items[0]))]
+        if self.media.waits and not self.careful:
+            self.media.ask(items, raws, now=True, count=HEAD_BYTES)
         found = [self._size(item, raw) for item, raw in zip(items, raws, strict=True)]
         if not roles.has_heads:
             self.keeper().keep(items, raws)
@@ -161,7 +164,7 @@ class Items(ProcessedItems):
         processor = self.job.roles_of(item.source).processor
         what = RoleCall(processor, "size")
         try:
-            size = self.retried(lambda: processor.size(raw), what, item)
+            size = self.retried(lambda: self.media.size(item, raw, processor), what, item)
         except NEVER_ABOUT_AN_ITEM:
             raise
         except Exception as error:

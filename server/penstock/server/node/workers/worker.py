@@ -288,7 +288,7 @@ class Worker:
         assert log_id is not None
         known, batches = self.jobs[log_id], self._unreported
         self._unreported, drawn, known.drawn = 0, known.drawn, 0
-        read_bytes = sum(source.read_bytes() for source in known.job.sources.values())
+        read_bytes = known.job.read_bytes()
         retries = known.items.take_retries()
         return [Cost(log_id, batches, self.page.take_spent(), read_bytes, drawn, retries)]
 

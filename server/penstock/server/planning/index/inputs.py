@@ -35,8 +35,9 @@ def index_inputs(roles: RoleSet, seed: int) -> dict[str, Any]:
 
     Returns:
         `format`; `sources`, each with its name and its identity; `where`, if there is a condition;
-        `processor`, its identity; `size`, what the size of a sample is (`size_rule`); and `seed`
-        where processing may draw random numbers.
+        `processor`, its identity; `media`, what identifies those that items name, if any; `size`,
+        what the size of a sample is (`size_rule`); and `seed` where processing may draw random
+        numbers.
 
     Raises:
         InvalidJob: The job cannot be planned: see `indexed_sources`.
@@ -50,6 +51,8 @@ def index_inputs(roles: RoleSet, seed: int) -> dict[str, Any]:
         "processor": roles.processor.identity(),
         "size": size_rule(roles),
     }
+    if roles.media is not None and (media := roles.media.identity()):
+        found["media"] = media
     assert isinstance(roles.distributor, MapDistributor)
     chosen = roles.distributor.choice.parameters()
     if "where" in chosen:

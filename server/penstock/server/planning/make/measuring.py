@@ -105,6 +105,7 @@ class Measuring:
             MapDistributor(shuffle="none"),
             _counting(roles.processor, self._rule),
             _lengths(self._rule) or roles.batcher,
+            media=None if roles.media is None else roles.media.files,
             seed=job.seed,
             lanes=1,
             epochs=1,
