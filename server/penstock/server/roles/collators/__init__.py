@@ -2,11 +2,11 @@
 
 * `default.py`: stacks samples of one shape.
 * `padded.py`: pads samples to one length.
-* `packed.py`: lays documents one after another and says where the seams are.
+* `packed_collator.py`: lays documents one after another and says where the seams are.
 * `segments.py`: where each document of packed rows begins.
 * `layouts.py`: the names and forms of packed values.
-* `function.py`: a user's function, as torch's `collate_fn`.
-* `arrays.py`: what they share.
+* `function_collator.py`: a user's function, as torch's `collate_fn`.
+* `sample_arrays.py`: what they share.
 """
 
 from penstock.server.roles.collator import BatchCollator
