@@ -3,9 +3,9 @@
 * `identity.py`: items that are samples already.
 * `tokenize.py`: text to token ids.
 * `chat.py`: conversations to token ids, with `chat_template.py` (what a template writes),
-  `turns.py` (the forms of conversations) and `answers.py` (which tokens are the assistant's).
+  `turns.py` (the forms of conversations) and `answer_tokens.py` (which are the assistant's).
 * `tokenizer_file.py`: what the two share.
-* `function.py`: a user's function.
+* `function_processor.py`: a user's function.
 """
 
 from penstock.server.roles.processor import RawItemProcessor
