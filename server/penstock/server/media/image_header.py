@@ -31,6 +31,7 @@ class ImageHeader(NamedTuple):
             colour, 4 a colour and alpha, or CMYK.
         bits: Bits of each value, 1 to 64.
         orientation: How the stored rows lie, 1 to 8, as EXIF counts; 1 = as people see them.
+        progressive: A JPEG whose scans each refine the whole picture.
     """
 
     format: str
@@ -39,6 +40,7 @@ class ImageHeader(NamedTuple):
     channels: int
     bits: int = 8
     orientation: int = 1
+    progressive: bool = False
 
     @property
     def stored_size(self) -> tuple[int, int]:
@@ -244,7 +246,7 @@ def _jpeg(file: _File) -> ImageHeader:
         if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAMES:
             if found is not None:
                 raise _Damaged("it says its size twice")
-            found = _jpeg_frame(file, at, length)
+            found = _jpeg_frame(file, at, length)._replace(progressive=marker & 3 == 2)
         elif marker == 0xE1 and orientation is None and length >= 8:
             if file.take(at + 4, 6) == b"Exif\0\0":
                 orientation = exif_orientation(file.take(at + 10, length - 8))
