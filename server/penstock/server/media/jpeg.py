@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,12 +90,3 @@ def simplejpeg() -> Any:
         MissingExtra: It is not installed.
     """
     return optional("simplejpeg", "simplejpeg", "images", "decoder: jpeg")
-
-
-@cache
-def turbo_version() -> str:
-    """Return the version of libjpeg-turbo in simplejpeg, which has no function that says it."""
-    found = re.search(
-        rb"libjpeg-turbo version ([0-9.]+)", Path(simplejpeg()._jpeg.__file__).read_bytes()
-    )
-    return found[1].decode() if found else "unknown"

@@ -163,7 +163,8 @@ def _ends_in_zeros(image: Any) -> bool:
 
     Of an interlaced picture every second row comes last.
     """
-    return not all(row.any() for row in np.asarray(image)[-2:])
+    end = image.crop((0, max(0, image.height - 2), *image.size))
+    return not all(row.any() for row in np.asarray(end))
 
 
 def _covers(image: Any, header: ImageHeader) -> bool:
