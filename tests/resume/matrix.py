@@ -185,6 +185,8 @@ COLLATORS: dict[str, Variants] = {
     "default": _plain({}),
     "padded": _plain({}, {"labels": "shifted", "pad_to_multiple_of": 8, "mask_dtype": "bool"}),
     "packed": [_layout(name) for name in ("flash", "megatron", "thd", "indexed", "neat", "seams")],
+    "lists": _plain({}),
+    "vlm": _plain({}, {"layout": "indexed"}),
     "function": _plain({}),
 }
 
@@ -219,7 +221,7 @@ def why_not(roles: Roles) -> str | None:
         return "map draws items by number, and a stream has none"
     if kind in IDS and processor in ("tokenize", "chat"):
         return "items are token ids already, without a text or a conversation"
-    if kind in TEXTS and processor == "identity" and collator in ("padded", "packed"):
+    if kind in TEXTS and processor == "identity" and collator in ("padded", "packed", "vlm"):
         return "items are texts alone, and the collator needs token ids"
     return None
 

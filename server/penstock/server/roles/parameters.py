@@ -15,35 +15,23 @@ The constructor takes them in this order, checks them, keeps each under its name
 `__post_init__`. A subclass that is declared, too, takes those of its bases and its own. What a
 parameter means is said once, in the docstring of the class that declares it. A role that takes
 `**arguments` writes its constructor by hand.
+
+A bound has `check(name, value, *, key, optional)`, which refuses a value with `InvalidJob`: `key`
+is where it is in the job file, and `optional` says that the parameter may be left out. None is not
+given to it where that is the default.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import KW_ONLY, dataclass
 from inspect import Parameter, Signature, get_annotations
-from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, dataclass_transform, get_origin, get_type_hints
 
 from penstock.common.checks import check_choice, check_flag, check_whole
+from penstock.wire.errors import InvalidJob
 
 Declared = TypeVar("Declared", bound=type[Any])
-
-
-class Bound(Protocol):
-    """Which values of a parameter make sense; None always does where it is the default."""
-
-    def check(self, name: str, value: Any, *, key: str, optional: bool) -> None:
-        """Refuse a value.
-
-        Args:
-            name: The parameter.
-            value: What was given.
-            key: Where it is in the job file.
-            optional: The parameter may be left out, which the error's sentence then says.
-
-        Raises:
-            InvalidJob: It makes no sense.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -85,6 +73,28 @@ class TrueOrFalse:
     def check(self, name: str, value: Any, *, key: str, optional: bool) -> None:
         """Refuse what is neither."""
         check_flag(name, value, key=key)
+
+
+FilePath = str | os.PathLike[str]
+PATH = (str, os.PathLike)
+
+
+@dataclass(frozen=True)
+class OfType:
+    """A value of some type, where another would fail later and elsewhere.
+
+    Attributes:
+        types: What it may be.
+        meaning: What to give, for the error's sentence.
+    """
+
+    types: tuple[type[Any], ...]
+    meaning: str
+
+    def check(self, name: str, value: Any, *, key: str, optional: bool) -> None:
+        """Refuse what is of another type."""
+        if not isinstance(value, self.types):
+            raise InvalidJob(f"{name} is {value!r}: give {self.meaning}", key=key)
 
 
 @dataclass_transform(eq_default=False)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from penstock.server.media.medium import Medium
+from penstock.server.media.pictures_shown import Picture, pictures_in
 from penstock.server.roles.batcher import _length
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.role import Role
@@ -150,6 +151,14 @@ class MediaProcessor(RawItemProcessor):
         Raises:
             Exception: The item is not as it should be: it is a `BadItem`.
         """
+
+    def pictures(self, sample: Sample) -> list[Picture]:
+        """Return the pictures of a sample as people look at them: uint8 (height, width, 3) each.
+
+        By default what among its values looks like one; override it where they have another form,
+        such as patches.
+        """
+        return pictures_in(sample)
 
     def size(self, raw: RawItem, media: Sequence[Medium] = ()) -> int | SampleSizes | None:
         """Return the size of the one sample of an item from headers; None = not known.
