@@ -163,7 +163,7 @@ def test_a_part_of_a_smaller_decode_is_no_smaller_than_asked(picture: Size) -> N
     "size", [Size(224, 224), Size(40, 333), Size(600, 700), Size(1, 1)], ids=str
 )
 def test_kernels_are_what_they_are_called(size: Size, filtering: str) -> None:
-    """Pillow's is Pillow's; torch's bilinear is within a level of it; a size that is there is left."""
+    """Pillow's is Pillow's; torch's bilinear is within a level; a size that is there is left."""
     image = pictures.photograph()
     pixels = np.asarray(image)
     method = Image.Resampling[filtering.upper()]

@@ -1,7 +1,7 @@
 """Pixels in another size, by the kernel that a job names.
 
-No two of them give the same pixels: torch's differ from Pillow's by one level at most, OpenCV's
-linear one takes four pixels however much smaller the result is.
+No two of them give the same pixels. torch's bilinear ones differ from Pillow's by one level at
+most, its bicubic ones by three. OpenCV's takes four pixels, however much smaller the result is.
 """
 
 from __future__ import annotations

@@ -57,6 +57,7 @@ __all__ = [
     "FunctionCollator",
     "FunctionProcessor",
     "IdentityProcessor",
+    "ImageProcessor",
     "IndexedSource",
     "ItemRef",
     "IterableDistributor",
