@@ -197,7 +197,7 @@ class Replay:
 
     def __init__(self, job: Job, recorded: Recorded | None) -> None:
         self._job, self._recorded = job, recorded
-        self._has_told = False
+        self._has_reported = False
 
     def line(self, lane: int, offset: int, items: Items, line: Line | None) -> Line:
         """Return a line that stands at an offset; `line` may go on.
@@ -209,8 +209,8 @@ class Replay:
         check_reachable(self._job, line, offset)
         can_seek = line.planner.can_seek()
         if not can_seek and (cost := replay_cost(lane, line.offset, offset, self._why())):
-            if not self._has_told:
-                self._has_told = True
+            if not self._has_reported:
+                self._has_reported = True
                 click.echo(f"penstockd: {cost}", err=True)
             with Progress() as progress:
                 line.skip_to(offset, lambda left: progress.say(f"{left:,} batches left to plan"))

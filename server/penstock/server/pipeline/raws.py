@@ -7,6 +7,7 @@ from functools import partial
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
+from penstock.server.pipeline.item_media import MEDIA_BATCHES_AHEAD, ItemMedia
 from penstock.server.pipeline.kept_items import KEPT_BYTES, KeptItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Progress
 from penstock.server.pipeline.source_calls import SourceCalls
@@ -31,6 +32,7 @@ class RawItems(SourceCalls):
     Attributes:
         kept_bytes: Items that are kept until they are needed again, or were read ahead, take at
             most so much memory.
+        media: What items hold or name of pictures and sounds.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class RawItems(SourceCalls):
             for source in job.sources.values()
         )
         self._kept: KeptItems | None = None
+        self.media = ItemMedia(job)
 
     def raws(self, items: Sequence[ItemRef]) -> list[RawItem]:
         """Return the raw items: read here, unless they were read before.
@@ -71,7 +74,16 @@ class RawItems(SourceCalls):
     @property
     def reads_ahead(self) -> bool:
         """Tell whether it is worth while to say what will be needed next."""
-        return self._may_read_ahead and self.read_s > READ_AHEAD_S and not self.careful
+        return (self._source_waits or self.media.waits) and not self.careful
+
+    @property
+    def _source_waits(self) -> bool:
+        return self._may_read_ahead and self.read_s > READ_AHEAD_S
+
+    @property
+    def batches_ahead(self) -> int:
+        """Return for how many batches it is worth while to say what they will be made of."""
+        return MEDIA_BATCHES_AHEAD if self.media.waits else 1
 
     @property
     def warms_ahead(self) -> bool:
@@ -80,8 +92,13 @@ class RawItems(SourceCalls):
 
     def read_ahead(self, items: Sequence[ItemRef]) -> None:
         """Have items read by another thread while this one goes on; only where `reads_ahead`."""
-        if items:
+        if not items:
+            return
+        if self._source_waits:
             self.keeper().ask(items)
+        if self.media.waits:
+            read = None if self._source_waits else self.read
+            self.media.ask_ahead(items, self.keeper(), read)
 
     def keeper(self) -> KeptItems:
         """Return what keeps items that will be needed."""

@@ -171,7 +171,9 @@ class Calls:
             self._told.add(kind)
             self.warn(f"job {self.job.name!r}: {said}: {error_line(error)}")
 
-    def failure(self, error: Exception, what: str, lane: int, offset: int) -> PenstockError:
+    def failure(
+        self, error: Exception, what: str, lane: int | None, offset: int | None
+    ) -> PenstockError:
         """Return what an error means that a role raised where no item is judged.
 
         It is not called again here: its state may be half changed.
@@ -179,7 +181,7 @@ class Calls:
         Args:
             error: What it raised, other than a `PenstockError`, which says enough.
             what: What fails where, as the beginning of a sentence; `of job ... with ...` follows.
-            lane: The lane of the batch that it was called for.
+            lane: The lane of the batch that it was called for; None = of no batch.
             offset: Its offset.
 
         Returns:

@@ -11,7 +11,7 @@ fetches items     which item next     raw item -> samples   samples -> rows    r
 | `StreamSource` | `shards`, `open`, `fingerprint` | `close` |
 | `DataDistributor` | `draw` or `open` | `draws` |
 | `RawItemProcessor` | `process` | `size`, `process_batch`, `setup`, `cut` |
-| `SampleBatcher` | `add` | `flush`, `pending`, `size_of`, `dropped` |
+| `SampleBatcher` | `add` | `flush`, `pending`, `size_of`, `dropped`, `facts` |
 | `BatchCollator` | `collate` | `specs`, `blank` |
 
 Every role is a pure function of what it is given. None of them knows a rank, a worker or a node.
@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
-from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.batcher import BatcherFacts, SampleBatcher
 from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.distributor import DataDistributor, Target
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BalancedPackingBatcher",
     "BatchCollator",
+    "BatcherFacts",
     "BestFitDecreasingPackingBatcher",
     "BestFitPackingBatcher",
     "Blocks",

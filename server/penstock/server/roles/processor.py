@@ -8,11 +8,19 @@ from typing import Any, ClassVar
 
 from penstock.server.media.medium import Medium
 from penstock.server.media.pictures_shown import Picture, pictures_in
-from penstock.server.roles.batcher import _length
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.role import Role
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.server.roles.source import Source
+
+
+def _length(value: Any) -> int | None:
+    if isinstance(value, (str, bytes)):
+        return None
+    if isinstance(value, list | tuple):
+        return len(value)
+    shape = getattr(value, "shape", None)
+    return int(shape[0]) if shape is not None and len(shape) == 1 else None
 
 
 class RawItemProcessor(Role, ABC):

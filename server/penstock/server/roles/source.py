@@ -139,6 +139,10 @@ class Source(Role, ABC):
         """
         return ()
 
+    def media_dirs(self) -> Sequence[str]:
+        """Return directories below which its items name media, whatever the job says of media."""
+        return ()
+
     def read_bytes(self) -> int:
         """Return how many bytes were read from storage since the last call: a metric."""
         return 0

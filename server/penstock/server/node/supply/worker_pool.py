@@ -52,7 +52,7 @@ Hire = Callable[[int, Hear, Lose], WorkerProcess]
 
 
 class Dispatcher(Protocol):
-    """What the crew needs of whatever gives its workers their tickets."""
+    """What the pool needs of whatever gives its workers their tickets."""
 
     @property
     def logs(self) -> Mapping[bytes, Log]:

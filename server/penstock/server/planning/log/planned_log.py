@@ -227,7 +227,7 @@ class PlannedLog:
     def _arranged_bytes(self, samples: float) -> float:
         """Return about what the arranged batches of windows of so many samples take."""
         batcher = self._roles.batcher
-        if not batcher.may_split:
+        if not self._roles.batcher_facts.may_split:
             return 0.0
         batches = samples
         if isinstance(batcher, RowPackingBatcher | ConcatPackingBatcher):

@@ -11,7 +11,7 @@ from penstock.server.pipeline.known_verdicts import Bad
 from penstock.wire.errors import BadItem
 
 
-class JudgedDraws:
+class DrawVerdicts:
     """Leaves out draws of one lane, and counts them.
 
     Args:
