@@ -58,6 +58,7 @@ __all__ = [
     "FunctionCollator",
     "FunctionProcessor",
     "IdentityProcessor",
+    "ImageProcessor",
     "IndexedSource",
     "ItemRef",
     "IterableDistributor",

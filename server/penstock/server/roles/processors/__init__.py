@@ -5,6 +5,7 @@
 * `chat.py`: conversations to token ids, with `chat_template.py` (what a template writes),
   `turns.py` (the forms of conversations) and `answer_tokens.py` (which are the assistant's).
 * `tokenizer_file.py`: what the two share.
+* `image.py`: pictures to pixels, with `picture_transform.py` (a user's pipeline of transforms).
 * `function_processor.py`: a user's function.
 """
 
@@ -12,10 +13,12 @@ from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.processors.chat import ChatProcessor
 from penstock.server.roles.processors.function_processor import FunctionProcessor
 from penstock.server.roles.processors.identity import IdentityProcessor
+from penstock.server.roles.processors.image import ImageProcessor
 from penstock.server.roles.processors.tokenize import TokenizeProcessor
 
 BUILTIN_PROCESSORS: dict[str, type[RawItemProcessor]] = {
-    cls.type_name: cls for cls in (IdentityProcessor, TokenizeProcessor, ChatProcessor)
+    cls.type_name: cls
+    for cls in (IdentityProcessor, TokenizeProcessor, ChatProcessor, ImageProcessor)
 }
 """What `type:` of a processor may name; `function:` in its place makes a `FunctionProcessor`."""
 
@@ -24,5 +27,6 @@ __all__ = [
     "ChatProcessor",
     "FunctionProcessor",
     "IdentityProcessor",
+    "ImageProcessor",
     "TokenizeProcessor",
 ]
