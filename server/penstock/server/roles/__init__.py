@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     )
     from penstock.server.roles.processors import (
         ChatProcessor,
+        ConversationProcessor,
         FunctionProcessor,
         IdentityProcessor,
         TokenizeProcessor,
@@ -93,6 +94,7 @@ _BUILTINS = {
     "MixtureDistributor": "distributors",
     "RankPartitionedDistributor": "distributors",
     "ChatProcessor": "processors",
+    "ConversationProcessor": "processors",
     "FunctionProcessor": "processors",
     "IdentityProcessor": "processors",
     "TokenizeProcessor": "processors",
@@ -118,6 +120,7 @@ __all__ = [
     "ChatProcessor",
     "CollateContext",
     "ConcatPackingBatcher",
+    "ConversationProcessor",
     "DataDistributor",
     "DefaultBatchCollator",
     "FirstFitPackingBatcher",
