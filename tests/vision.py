@@ -213,6 +213,7 @@ class KimiPictures:
         self._most, self._side = max_patches, side
 
     def __call__(self, images: Any, **_: Any) -> Any:
+        """Return what it gives for pictures."""
         import torch
 
         module = _kimi()

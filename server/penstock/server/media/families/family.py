@@ -131,6 +131,8 @@ class Family(ABC):
         A pixel has one of 256 levels, so its normalized value is looked up: the same bits, made by
         the same operations, for a fraction of the time.
         """
+        if not len(patches):
+            return np.zeros(patches.shape, np.float32)
         by_channel = patches.reshape(len(patches), 3, -1)
         found = np.empty(by_channel.shape, np.float32)
         for channel in range(3):

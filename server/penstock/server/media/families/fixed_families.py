@@ -13,6 +13,10 @@ from penstock.server.media.families.pictures import Pixels
 from penstock.server.media.families.settings import Settings
 from penstock.wire.errors import InvalidJob
 
+MOST_RESIZED = 1 << 25
+"""Pixels that a picture may have before it is cropped: 96 MiB. One that is a pixel wide and has
+1,000 in height would be made 112 million for a crop of 336 by 336."""
+
 
 class FixedFamily(Family):
     """Pictures are resized, and cropped in the middle, to one height and width.
@@ -56,14 +60,10 @@ class FixedFamily(Family):
     def __init__(self, settings: Settings, class_name: str) -> None:
         super().__init__(settings, class_name)
         self._height, self._width = self._given()
+        self._resized_to(1, 1)  # or this size cannot be
         patch = self.settings.get("patch_size")
         self._patches = (self._height // patch) * (self._width // patch) if patch else 1
         self._tokens = self._count()
-
-    @classmethod
-    def layered(cls, settings: Settings) -> Settings:
-        """Return sizes of both sides, where a file has one number for them."""
-        return settings
 
     def _count(self) -> int:
         """Return the tokens of every picture."""
@@ -71,6 +71,15 @@ class FixedFamily(Family):
 
     def size(self, width: int, height: int) -> PictureSize:
         """Return what every picture becomes."""
+        if self.settings["do_resize"]:
+            square = max(width, height)
+            sides = (square, square) if self.settings["do_pad"] else (height, width)
+            tall, wide = self._resized_to(*sides)
+            if tall * wide > MOST_RESIZED:
+                raise ValueError(
+                    f"a picture of {width}x{height} pixels would be resized to {wide}x{tall} and "
+                    f"cropped to {self._width}x{self._height}: leave it out of the data, or cut it"
+                )
         return PictureSize(self._tokens, self._patches, self._height * self._width, None)
 
     def patches(self, picture: Pixels) -> Pixels:
