@@ -130,7 +130,14 @@ class ConversationProcessor(MediaProcessor):
             is filtered. `error`: it is a bad item; then, if `overlong` and `unmatched` refuse, too,
             every item gives a sample: batches are planned from the headers of pictures, and these
             are decoded when their batch is made, and not while they wait in a pool.
-        chat_template, template_args, roles, tags, unknown_roles, unmatched: As of `chat`.
+        chat_template: A file with a template in place of the folder's own.
+        template_args: What else the template is given, as of `chat`.
+        roles: Further names of speakers, as of `chat`.
+        tags: The names that turns use where they are others, as of `chat`.
+        unknown_roles: What becomes of a turn by another speaker. `error`: the item is a bad item.
+            `skip`: the turn is left out.
+        unmatched: What becomes of a conversation whose answers are not found among its tokens.
+            `error`, `skip` and `search`, as of `chat`.
         max_length: The most tokens of a conversation, those of pictures among them. None = any
             number, and the batcher decides.
         overlong: What becomes of a longer one. `drop`: it is filtered, as `overlong`. `truncate`:
