@@ -298,8 +298,10 @@ def test_the_trainer_makes_the_familys_own_values(name: str) -> None:
     """Of all 256 levels in all channels: within 1/255 of a level, then rounded to the dtype."""
     family = family_of(name)
     level = 1 / 255 / family.norm()[1].max()
-    rows = np.tile(np.arange(256, dtype=np.uint8), (3, 1))
-    pixels = np.stack([rows, rows[:, ::-1]]).reshape(2, 3, 16, 16)
+    picture = (np.arange(224 * 224 * 3) % 257).astype(np.uint8).reshape(224, 224, 3)
+    family.settings["do_resize"] = False
+    pixels = family.patches(picture)
+    assert all(len(np.unique(picture[:, :, channel])) == 256 for channel in range(3))
     expected = torch.from_numpy(family.values(pixels))
 
     for dtype in (torch.float32, torch.float16, torch.bfloat16):

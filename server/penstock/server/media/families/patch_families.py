@@ -128,6 +128,13 @@ class QwenVl(Family):
         )
         return found.reshape(rows * columns, -1)
 
+    def values(self, patches: Pixels) -> npt.NDArray[np.float32]:
+        """Return what the family's processor gives; all times of a still picture are alike."""
+        times = self.settings["temporal_patch_size"]
+        by_time = patches.reshape(len(patches), 3, times, self.settings["patch_size"] ** 2)
+        found = super().values(by_time[:, :, :1])
+        return np.repeat(found, times, axis=2).reshape(patches.shape)
+
     def shape(self) -> tuple[int, ...]:
         """Return the length of a patch."""
         return (3 * self.settings["temporal_patch_size"] * self.settings["patch_size"] ** 2,)
