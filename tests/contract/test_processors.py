@@ -20,12 +20,14 @@ from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.processors import (
     BUILTIN_PROCESSORS,
     ChatProcessor,
+    ConversationProcessor,
     FunctionProcessor,
     IdentityProcessor,
     TokenizeProcessor,
 )
 from penstock.server.testing import check_processor
 from penstock.wire.errors import InvalidJob
+from vision import write_vision_folder
 
 
 def context(index: int = 3) -> ProcessContext:
@@ -56,6 +58,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     made.save(str(path))
     write_chat_folder(path.parent / "chat", CHATML)
+    write_vision_folder(path.parent / "qwen2_vl", "qwen2_vl")
     return path
 
 
@@ -78,6 +81,14 @@ CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     ),
     "chat without an answer": (
         lambda path: ChatProcessor(path.parent / "chat"),
+        {"messages": CHAT[:1]},
+    ),
+    "conversation": (
+        lambda path: ConversationProcessor(path.parent / "qwen2_vl", fake_image=True),
+        {"messages": CHAT},
+    ),
+    "conversation without an answer": (
+        lambda path: ConversationProcessor(path.parent / "qwen2_vl"),
         {"messages": CHAT[:1]},
     ),
     "function": (lambda _: FunctionProcessor(noisy), {"x": np.arange(3.0)}),
