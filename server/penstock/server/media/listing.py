@@ -173,13 +173,14 @@ def _is_listed(name: str, endings: tuple[str, ...]) -> bool:
 def _stamps(ranges: Ranges, root: str) -> Iterator[tuple[str, Stamp]]:
     """Yield the name below the root and the stamp of every file."""
     if isinstance(ranges, LocalRanges):
-        yield from _local(root, "", ())
+        found = os.stat(root)
+        yield from _local(root, "", ((found.st_dev, found.st_ino),))
         return
-    found: Mapping[str, Mapping[str, Any]] = ranges.fs.find(root, detail=True)
+    infos: Mapping[str, Mapping[str, Any]] = ranges.fs.find(root, detail=True)
     above = root.rstrip("/") + "/"
     stamps = {
         path: remote_stamp(info)
-        for path, info in found.items()
+        for path, info in infos.items()
         if path.startswith(above) and info.get("size") is not None
     }
     if not all(ranges.look(path, listed=False)[:2] == stamps[path][:2] for path in [*stamps][:3]):

@@ -18,7 +18,7 @@ from penstock.server.files.filesystems import plain_url
 from penstock.wire.credentials import without_credentials
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_CONTROL = re.compile(r"[\x00-\x20\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class MediaPlace(NamedTuple):
