@@ -71,7 +71,7 @@ def test_media_are_listed_and_other_files_are_not(tmp_path: Path) -> None:
 def test_a_copy_has_the_same_fingerprint_and_an_edit_has_not(tmp_path: Path) -> None:
     """Names, sizes and content count; times and places do not."""
     here = listing_of(Counting(), str(write(tmp_path / "one", FILES)), ENDINGS, {})
-    os.utime(write(tmp_path / "two", FILES) / "a/1.jpg", (2e9, 1e9))
+    os.utime(write(tmp_path / "two", FILES) / "a/1.jpg", (2e9, 2e9))
 
     there = listing_of(Counting(), str(tmp_path / "two"), ENDINGS, {})
     edited = write(tmp_path / "three", {**FILES, "a/1.jpg": b"ONE"})
@@ -122,12 +122,12 @@ def test_workers_take_what_their_node_has_listed(
 ) -> None:
     """They look at no file: what was there when the node began is what counts."""
     root = write(tmp_path / "media", FILES)
-    node = MediaReader(MediaFiles(str(root)), [str(root)])
+    node = MediaReader(MediaFiles(str(root)))
     monkeypatch.setattr(catalog, "_handed", {})
     take_catalogs(pack_catalogs(node.hand_over()))
     write(root, {"a/5.jpg": b"new"})
 
-    worker = MediaReader(MediaFiles(str(root)), [str(root)])
+    worker = MediaReader(MediaFiles(str(root)))
 
     assert worker.identity() == node.identity()
     assert [bytes(m.read()) for m in worker.media(["a/1.jpg"])] == [b"one"]
@@ -138,8 +138,8 @@ def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "media", {"notes.txt": b"x"})
     for root, said in ((tmp_path / "none", "cannot be listed"), (tmp_path / "media", "no file")):
         with pytest.raises(InvalidJob, match=said) as caught:
-            MediaReader(MediaFiles(str(root)), [str(root)])
+            MediaReader(MediaFiles(str(root)))
         assert caught.value.key == "media.dir"
     everything = MediaFiles(str(tmp_path / "media"), endings=[""])
 
-    assert MediaReader(everything, [str(tmp_path / "media")]).identity()["files"][0]["files"] == 1
+    assert MediaReader(everything).identity()["files"][0]["files"] == 1

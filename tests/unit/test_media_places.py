@@ -6,8 +6,9 @@ import pytest
 
 from penstock.server.media.media_places import MediaPlace, MediaPlaces
 
-LOCAL = MediaPlaces("/data/media", ["/data/media", "/sets/one"], ["/more", "https://ok.org/pics"])
-REMOTE = MediaPlaces("s3://bucket/media", ["s3://bucket/media"], [])
+LOCAL = MediaPlaces(["/data/media", "/sets/one"], ["/more", "https://ok.org/pics"])
+REMOTE_DIR = "s3://bucket/media"
+REMOTE = MediaPlaces(["s3://bucket/media"], [])
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ REMOTE = MediaPlaces("s3://bucket/media", ["s3://bucket/media"], [])
 )
 def test_names_lead_below_what_the_job_names(name: str, place: tuple[str, str, str]) -> None:
     """A directory, another of a source, and what is allowed besides."""
-    assert LOCAL.find(name) == MediaPlace(*place)
+    assert LOCAL.find(name, "/data/media") == MediaPlace(*place)
 
 
 @pytest.mark.parametrize(
@@ -69,33 +70,33 @@ def test_names_lead_below_what_the_job_names(name: str, place: tuple[str, str, s
 def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
     """However they are written, and by the sentence that says what would allow them."""
     with pytest.raises(ValueError, match=r"lies outside of the directories|is no plain URL"):
-        LOCAL.find(name)
+        LOCAL.find(name, "/data/media")
 
 
 def test_a_directory_behind_a_url_is_left_by_no_name() -> None:
     """Names below it are plain, and whole URLs are compared by host and by folders."""
-    assert REMOTE.find("a/cat 1.jpg").path == "s3://bucket/media/a/cat 1.jpg"
-    assert REMOTE.find("s3://bucket/media/a.jpg").name == "a.jpg"
+    assert REMOTE.find("a/cat 1.jpg", REMOTE_DIR).path == "s3://bucket/media/a/cat 1.jpg"
+    assert REMOTE.find("s3://bucket/media/a.jpg", None).name == "a.jpg"
     for name in ("../x", "a/../../x", "s3://bucket/mediaother/x", "s3://other/media/x", "%2e%2e/x"):
         with pytest.raises(ValueError, match=r"lies outside|is no plain"):
-            REMOTE.find(name)
+            REMOTE.find(name, REMOTE_DIR)
 
 
 def test_without_a_directory_relative_names_lead_nowhere() -> None:
     """And whoever allows a scheme allows every host of it, which nobody does by accident."""
-    places = MediaPlaces(None, [], ["https://", "/"])
+    places = MediaPlaces([], ["https://", "/"])
 
-    assert places.find("https://any.host/x.jpg").path == "https://any.host/x.jpg"
-    assert places.find("/any/file").path == "/any/file"
+    assert places.find("https://any.host/x.jpg", None).path == "https://any.host/x.jpg"
+    assert places.find("/any/file", None).path == "/any/file"
     with pytest.raises(ValueError, match=r"is relative.*media: \{dir: PATH\}"):
-        places.find("cat.jpg")
+        places.find("cat.jpg", None)
     with pytest.raises(ValueError, match="lies outside"):
-        places.find("http://any.host/x.jpg")
+        places.find("http://any.host/x.jpg", None)
 
 
 def test_credentials_in_urls_are_in_no_sentence() -> None:
     """What an item names may hold a signature."""
     with pytest.raises(ValueError, match="lies outside") as caught:
-        LOCAL.find("https://me:hush@evil.com/x.jpg?sig=hush")
+        LOCAL.find("https://me:hush@evil.com/x.jpg?sig=hush", None)
 
     assert "hush" not in str(caught.value)
