@@ -71,6 +71,8 @@ NAMES = (
     "messages",
     "index",
     "sources",
+    "media_listing",
+    "media_far",
 )
 
 
