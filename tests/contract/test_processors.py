@@ -21,6 +21,7 @@ from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.processors import (
     BUILTIN_PROCESSORS,
     ChatProcessor,
+    ConversationProcessor,
     FunctionProcessor,
     IdentityProcessor,
     ImageProcessor,
@@ -28,6 +29,7 @@ from penstock.server.roles.processors import (
 )
 from penstock.server.testing import check_processor
 from penstock.wire.errors import InvalidJob
+from vision import write_vision_folder
 
 
 def context(index: int = 3) -> ProcessContext:
@@ -66,6 +68,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     made.save(str(path))
     write_chat_folder(path.parent / "chat", CHATML)
+    write_vision_folder(path.parent / "qwen2_vl", "qwen2_vl")
     return path
 
 
@@ -104,6 +107,14 @@ CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     "image transformed": (
         lambda _: ImageProcessor(transform=mirrored, decoder="pillow"),
         {"image": JPEG},
+    ),
+    "conversation": (
+        lambda path: ConversationProcessor(path.parent / "qwen2_vl", fake_image=True),
+        {"messages": CHAT},
+    ),
+    "conversation without an answer": (
+        lambda path: ConversationProcessor(path.parent / "qwen2_vl"),
+        {"messages": CHAT[:1]},
     ),
     "function": (lambda _: FunctionProcessor(noisy), {"x": np.arange(3.0)}),
     "function of many": (lambda _: FunctionProcessor(several), {"x": [1, 2]}),

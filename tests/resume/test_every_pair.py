@@ -129,6 +129,7 @@ def test_every_shipped_role_is_resumed() -> None:
 
 # Roles that go with all others.
 PLAIN = {
+    "source": "parquet",
     "distributor": "mixture",
     "processor": "function",
     "batcher": "simple",

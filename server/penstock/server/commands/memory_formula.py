@@ -187,7 +187,7 @@ def _blocks_bytes_of(roles: RoleSet, workers: int, share: float) -> float:
 def _blocks_bytes_read(roles: RoleSet, reading: Reading, workers: int, share: float) -> float:
     # Without groups every worker holds what the lanes draw from.
     held = reading.held * (share / workers if reading.groups else 1)
-    bounds = [source.most_kept_bytes() for source in roles.blocked_sources(reading)]
+    bounds = [source.most_cached_bytes() for source in roles.blocked_sources(reading)]
     if reading.blocks is None:
         bounds = [CACHE_BYTES if bound is None else bound for bound in bounds]
     known = [bound for bound in bounds if bound is not None]

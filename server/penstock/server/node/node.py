@@ -100,8 +100,8 @@ class Node:
         audit = Audit(dispatch, pool, store, life, observer)
         self._quarantine = Quarantine(self.verdicts, dispatch, pool, store, life, observer)
         self.ends = ends = Ends(dispatch, store, life)
-        told = pool, self.snapshots, ends, life, observer, item_deadline_s
-        self.counting = LaneCounting(count_processes(workers), self.verdicts, *told)
+        shared = pool, self.snapshots, ends, life, observer, item_deadline_s
+        self.counting = LaneCounting(count_processes(workers), self.verdicts, *shared)
         answers = Answers(dispatch, self.snapshots, audit, observer)
         messages = MessageDispatch(
             dispatch, pool, answers, self.snapshots, audit, self._quarantine, ends, life, observer

@@ -42,7 +42,7 @@ class DrawVerdicts:
         """
         self._count(self._items.refuse("draw", item, error, self._lane, place).verdict)
 
-    def judge(self, item: ItemRef, bad: Bad, place: int) -> None:
+    def quarantine(self, item: ItemRef, bad: Bad, place: int) -> None:
         """Have an item judged that cannot be processed.
 
         Raises:

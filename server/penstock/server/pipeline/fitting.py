@@ -59,7 +59,7 @@ class Exits:
         self._note(ref, size)
         return True
 
-    def judge(self) -> None:
+    def ask_verdicts(self) -> None:
         """Ask for the verdicts about what is left out.
 
         Raises:

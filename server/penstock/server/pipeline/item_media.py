@@ -30,11 +30,15 @@ class ItemMedia:
 
     Args:
         job: The job.
+
+    Attributes:
+        exist: Whether any processor of the job takes media: else nothing here need be called.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._sets = [roles for roles in job.role_sets if roles.media is not None]
+        self.exist = bool(self._sets)
 
     def of(self, items: Sequence[ItemRef], raws: Sequence[RawItem]) -> list[Sequence[Medium]]:
         """Return the media that items of one set of roles refer to.
@@ -113,8 +117,10 @@ class ItemMedia:
 
     def contexts(self, items: Sequence[ItemRef], raws: Sequence[RawItem]) -> list[ProcessContext]:
         """Return the contexts in which items of one set of roles are processed; raises as `of`."""
-        media = self.of(items, raws)
         seed = self._job.seed
+        if not self.exist:
+            return [ProcessContext(item, seed) for item in items]
+        media = self.of(items, raws)
         return [ProcessContext(item, seed, own) for item, own in zip(items, media, strict=True)]
 
     def size(self, item: ItemRef, raw: RawItem, processor: RawItemProcessor) -> Any:

@@ -93,7 +93,7 @@ class ProcessedItems(RawItems):
             raws = self.raws(items)
         except BadItem:
             return [self._alone(item, stage) for item in items]
-        if self.media.waits and not self.careful:
+        if self.media.exist and self.media.waits and not self.careful:
             self.media.ask(items, raws, now=True)
         if coming:
             self.read_ahead(coming)
@@ -121,8 +121,9 @@ class ProcessedItems(RawItems):
             try:
                 contexts = self.media.contexts(items, raws)
                 results = contained(lambda: processor.process_batch(raws, contexts))
-                for context in contexts:
-                    raise_failure(context.media)
+                if self.media.exist:
+                    for context in contexts:
+                        raise_failure(context.media)
             except Exception as error:
                 # One of them fails, and is named when it is alone.
                 outcomes = self._one_by_one(items, raws, stage, processor)
@@ -156,8 +157,10 @@ class ProcessedItems(RawItems):
     ) -> list[Sample] | Filtered | Bad:
         what = self.processing(item)
         self.progress("process", item)
+        media: Sequence[Medium] = ()
         try:
-            [media] = self.media.of([item], [raw])
+            if self.media.exist:
+                [media] = self.media.of([item], [raw])
         except NEVER_ABOUT_AN_ITEM:
             raise
         except Exception as error:
@@ -182,7 +185,8 @@ class ProcessedItems(RawItems):
             self.seed(item)
         try:
             outcome = outcome_of(processor.process(raw, context), context)
-            raise_failure(media)
+            if media:
+                raise_failure(media)
         except BaseException:
             self._drew_first = self.chance.drew(context, item)
             raise

@@ -74,16 +74,15 @@ class RawItems(SourceCalls):
     @property
     def reads_ahead(self) -> bool:
         """Tell whether it is worth while to say what will be needed next."""
-        return (self._source_waits or self.media.waits) and not self.careful
-
-    @property
-    def _source_waits(self) -> bool:
-        return self._may_read_ahead and self.read_s > READ_AHEAD_S
+        if self.careful:
+            return False
+        source_waits = self._may_read_ahead and self.read_s > READ_AHEAD_S
+        return source_waits or (self.media.exist and self.media.waits)
 
     @property
     def batches_ahead(self) -> int:
         """Return for how many batches it is worth while to say what they will be made of."""
-        return MEDIA_BATCHES_AHEAD if self.media.waits else 1
+        return MEDIA_BATCHES_AHEAD if self.media.exist and self.media.waits else 1
 
     @property
     def warms_ahead(self) -> bool:
@@ -91,13 +90,17 @@ class RawItems(SourceCalls):
         return self._warms and not self.careful
 
     def read_ahead(self, items: Sequence[ItemRef]) -> None:
-        """Have items read by another thread while this one goes on; only where `reads_ahead`."""
+        """Have items read by another thread while this one goes on, and their media.
+
+        Only where `reads_ahead`, or `warms_ahead`.
+        """
         if not items:
             return
-        if self._source_waits:
+        slow = self._warms or (self._may_read_ahead and self.read_s > READ_AHEAD_S)
+        if slow or not self.media.exist:
             self.keeper().ask(items)
-        if self.media.waits:
-            read = None if self._source_waits else self.read
+        if self.media.exist and self.media.waits:
+            read = None if slow else self.read
             self.media.ask_ahead(items, self.keeper(), read)
 
     def keeper(self) -> KeptItems:

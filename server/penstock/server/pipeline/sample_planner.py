@@ -278,7 +278,7 @@ class SamplePlanner:
         useful = max(self._starvation.without_batch // 2, self._draws_of_batch)
         outcome = self.ahead.outcome(item, place, useful, made)
         if isinstance(outcome, Bad):
-            self._verdicts_of_draws.judge(item, outcome, place)
+            self._verdicts_of_draws.quarantine(item, outcome, place)
             return None
         return outcome
 
@@ -290,7 +290,7 @@ class SamplePlanner:
         if size is None:
             size = self.ahead.size(item, self.place)
         if isinstance(size, Bad):
-            self._verdicts_of_draws.judge(item, size, self.place)
+            self._verdicts_of_draws.quarantine(item, size, self.place)
             return None
         return size
 

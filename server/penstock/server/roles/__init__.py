@@ -52,6 +52,7 @@ __all__ = [
     "ChatProcessor",
     "CollateContext",
     "ConcatPackingBatcher",
+    "ConversationProcessor",
     "DataDistributor",
     "DefaultBatchCollator",
     "FirstFitPackingBatcher",

@@ -231,7 +231,7 @@ class IndexedSource(Source):
         Called by the process that fetches, at first and whenever the number changes that it needs.
         """
 
-    def most_kept_bytes(self) -> int | None:
+    def most_cached_bytes(self) -> int | None:
         """Return the most bytes that `keep_blocks` keeps; None = as many as are needed."""
         return None
 

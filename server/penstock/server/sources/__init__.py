@@ -25,8 +25,8 @@ A source of your own is a subclass of `penstock.server.roles.IndexedSource` with
 `fetch`, or of `StreamSource` with `shards`, `open` and `fingerprint`. Heavy packages (pyarrow,
 datasets) are imported when a source is built that needs them.
 
-* `files.py`: patterns to files with logical names; `content.py`: hashes of their content;
-  `access.py`: what every source checks, and the errors of files and columns.
+* `patterns.py`: patterns to files with logical names; `requirements.py`: what every source checks,
+  and the errors of files and columns.
 * `file_blocks.py`: a table of blocks, noted files and conditions on columns, for all that lies in
   blocks; `blocked.py`: formats whose blocks are ranges of bytes; `row_groups.py` and `footers.py`:
   those of Parquet; `cache.py`: blocks in memory, bounded in bytes; `arrow.py`: Arrow rows to items.

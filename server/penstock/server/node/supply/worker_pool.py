@@ -244,7 +244,7 @@ class WorkerPool:
     async def _watch(self) -> None:
         """End a worker that has been at one thing for longer than `item_deadline_s`.
 
-        And hurry one whose retries hold up another job.
+        And end the waiting of one whose retries hold up another job.
         """
         while True:
             await asyncio.sleep(WATCH_S)

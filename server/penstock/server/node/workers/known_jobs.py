@@ -51,7 +51,7 @@ class KnownJobs:
         build: Build,
     ) -> None:
         self._new_items, self._note_setup, self._build = new_items, note_setup, build
-        self._told: dict[bytes, KnowJob] = {}
+        self._announced: dict[bytes, KnowJob] = {}
         self._changes: dict[bytes, list[Verdict]] = {}  # by log, what it has not learnt yet
         self._known: dict[bytes, Known] = {}
 
@@ -71,7 +71,7 @@ class KnownJobs:
         """
         known = self._known.get(log_id)
         if known is None:
-            known = self._known[log_id] = self._built(self._told[log_id])
+            known = self._known[log_id] = self._built(self._announced[log_id])
         if log_id in self._changes:
             known.items.verdicts.learn(self._changes.pop(log_id))
         return known
@@ -79,7 +79,7 @@ class KnownJobs:
     def hear(self, message: KnowJob | Learn) -> None:
         """Note what the server process says of a job."""
         if isinstance(message, KnowJob):
-            self._told[message.log_id] = message
+            self._announced[message.log_id] = message
         self._changes.setdefault(message.log_id, []).extend(message.verdicts)
 
     def _built(self, message: KnowJob) -> Known:

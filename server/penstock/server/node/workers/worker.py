@@ -179,7 +179,7 @@ class Worker:
 
     def _new_items(self, job: Job, message: KnowJob) -> Items:
         def insert(verdict: Verdict) -> Verdict:
-            return self.link.judge(job.log_id, self.line, verdict)
+            return self.link.quarantine(job.log_id, self.line, verdict)
 
         items = Items(job, VerdictBook((), insert), self._progress)
         items.may_wait, items.careful = self.link.may_wait, self.careful

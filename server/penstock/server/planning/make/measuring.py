@@ -141,7 +141,7 @@ class Measuring:
         refs = [ItemRef(name, item, 0) for item in _items(self._kept[name], start, stop)]
         if self._rule is None and self._roles.processor.one_to_one:
             found.add_sizes([0] * len(refs))
-        elif self._is_told:
+        elif self._has_sizes:
             for at in range(0, len(refs), SIZES_TOGETHER):
                 tell(at)
                 self._take_sizes(found, refs[at : at + SIZES_TOGETHER])
@@ -152,7 +152,7 @@ class Measuring:
         return MeasuredBlock(found.sizes(), found.bad, self._source_draws or self.items.drew)
 
     @property
-    def _is_told(self) -> bool:
+    def _has_sizes(self) -> bool:
         """Tell whether sizes are known unprocessed: by the processor, or by the sources."""
         processor = self._roles.processor
         return processor.one_to_one and (processor.knows_size() or bool(self._roles.sized_sources))

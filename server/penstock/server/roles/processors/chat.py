@@ -19,19 +19,12 @@ from penstock.server.roles.parameters import (
     declared,
 )
 from penstock.server.roles.processor import RawItemProcessor
-from penstock.server.roles.processors.answer_tokens import (
-    AnswerMarks,
-    Span,
-    find_marks,
-    of_characters,
-    scan,
-    search,
-)
-from penstock.server.roles.processors.chat_template import ChatTemplate, Message, Written
+from penstock.server.roles.processors.answer_finder import NOT_FOUND, AnswerFinder
+from penstock.server.roles.processors.answer_tokens import Span
+from penstock.server.roles.processors.chat_template import ChatTemplate
 from penstock.server.roles.processors.tokenizer_file import no_column
 from penstock.server.roles.processors.turns import ConversationTurns
 from penstock.server.roles.samples import RawItem, Sample
-from penstock.wire.errors import InvalidJob
 
 NO_LOSS = -100
 COLUMNS = ("messages", "conversations")
@@ -107,7 +100,7 @@ class ChatProcessor(RawItemProcessor):
         self.columns = COLUMNS if self.column is None else (self.column,)
         self.turns = ConversationTurns(self.roles, self.tags, self.unknown_roles)
         self._template: ChatTemplate | None = None
-        self._marks: AnswerMarks | None = None
+        self._finder: AnswerFinder
 
     def content(self) -> dict[str, str]:
         """Return hashes of the tokenizer, the template and the special tokens, after checking them.
@@ -164,17 +157,12 @@ class ChatProcessor(RawItemProcessor):
             return None
         written = template.write(messages)
         ids = template.ids(written.text)
-        answers = self._answers(template, written, ids, expected)
-        searched = answers is None and self.unmatched == "search"
-        if searched:
-            answers = self._searched(template, messages, written, ids)
-        elif answers is None and self.unmatched == "skip":
-            context.skip("answers not found")
+        found = self._finder.find(messages, written, ids, expected)
+        if found is None:
+            context.skip(NOT_FOUND)
             return None
-        if answers is None:
-            raise _not_found(expected, searched)
-        sample = self._sample(ids, answers, template.pad_id, context)
-        if sample is not None and searched:
+        sample = self._sample(ids, found.spans, template.pad_id, context)
+        if sample is not None and found.searched:
             sample["noted"] = {"searched_answers": expected}
         return sample
 
@@ -190,14 +178,7 @@ class ChatProcessor(RawItemProcessor):
     def _load(self) -> ChatTemplate:
         if self._template is None:
             loaded = ChatTemplate(self.folder, self.template_file, self.template_args)
-            self._marks = find_marks(loaded)
-            if self._marks is None and not loaded.marks_answers and self.unmatched == "error":
-                raise InvalidJob(
-                    f"the chat template of {str(self.folder)!r} does not tell where answers end by "
-                    "a token of its own: mark them in it with {% generation %} and "
-                    "{% endgeneration %}, or set unmatched: search",
-                    key="unmatched",
-                )
+            self._finder = AnswerFinder(loaded, self.unmatched, self.folder)
             self._template = loaded
         return self._template
 
@@ -208,29 +189,6 @@ class ChatProcessor(RawItemProcessor):
             if name in raw:
                 return raw[name]
         raise no_column(self.columns[0], raw, item)
-
-    def _answers(
-        self, template: ChatTemplate, written: Written, ids: Sequence[int], expected: int
-    ) -> list[Span] | None:
-        """Return the answers' tokens; None = they are not as many as the conversation's."""
-        if written.answers is not None:
-            return of_characters(written.answers, ids, template.offsets(written.text))
-        if self._marks is None:
-            return None
-        found = scan(ids, self._marks)
-        return found if len(found) == expected else None
-
-    def _searched(
-        self,
-        template: ChatTemplate,
-        messages: Sequence[Message],
-        written: Written,
-        ids: Sequence[int],
-    ) -> list[Span] | None:
-        found = search(messages, written.text)
-        if found is None:
-            return None
-        return of_characters(found, ids, template.offsets(written.text), template.added)
 
     def _sample(
         self, ids: Sequence[int], answers: Sequence[Span], pad_id: int, context: ProcessContext
@@ -260,16 +218,3 @@ class ChatProcessor(RawItemProcessor):
             "token_mask": chosen,
             "pad_token_id": pad_id,
         }
-
-
-def _not_found(expected: int, searched: bool) -> ValueError:
-    if searched:
-        return ValueError(
-            "the chat template does not write an answer as the conversation has it; mark answers "
-            "in it with {% generation %} and {% endgeneration %}"
-        )
-    return ValueError(
-        f"the {expected} answers are not found by the tokens that the chat template writes around "
-        "them; set unmatched: search to look for their texts, or skip; or mark answers in the "
-        "template with {% generation %} and {% endgeneration %}"
-    )
