@@ -17,7 +17,7 @@ from penstock.server.roles.batcher import SampleBatcher, facts_of
 from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
-from penstock.server.roles.samples import RawItem, Sample, SampleSizes
+from penstock.server.roles.samples import RawItem, Sample, SampleSizes, ref_of
 from penstock.server.roles.source import IndexedSource, StreamSource
 from penstock.server.testing.compare import as_bytes, check_identity, holds
 from penstock.wire.errors import BadItem
@@ -219,7 +219,9 @@ def _sizes(processor: RawItemProcessor, item: RawItem) -> SampleSizes | None:
 # --- batchers ---
 
 
-def check_batcher(batcher: SampleBatcher, samples: Sequence[tuple[int, Sample]]) -> None:
+def check_batcher(
+    batcher: SampleBatcher, samples: Sequence[tuple[int | SampleSizes, Sample]]
+) -> None:
     """Test a batcher, with samples of your sizes.
 
     Nothing is lost or repeated: after every sample each one is in a group, pending or counted as
@@ -229,14 +231,15 @@ def check_batcher(batcher: SampleBatcher, samples: Sequence[tuple[int, Sample]])
 
     Args:
         batcher: The batcher.
-        samples: The size of each sample and its content, which is given to it if it
-            `needs_content`.
+        samples: The size of each sample, with its counts if it has some, and its content, which is
+            given to it if it `needs_content`. Without a job the counts are those of `limits`, in
+            order.
 
     Raises:
         AssertionError: A property does not hold; says which.
     """
     name = type(batcher).__name__
-    refs = [SampleRef(ItemRef("main", n, 0), size=size) for n, (size, _) in enumerate(samples)]
+    refs = [ref_of(ItemRef("main", n, 0), size) for n, (size, _) in enumerate(samples)]
     content = {ref: sample for ref, (_, sample) in zip(refs, samples, strict=True)}
     truth = tell(batcher.clone(), refs, content)
     holds(tell(batcher.clone(), refs, content) == truth, f"{name} gives other groups each time")
@@ -351,6 +354,11 @@ def check_facts(
             limit is None or len(row) == 1 or sum(ref.size for ref in row) <= limit,
             f"{name} has a row above its row_limit of {limit}: {row}",
         )
+        for place, most in facts.row_counts:
+            holds(
+                len(row) == 1 or sum(ref.counts[place] for ref in row) <= most,
+                f"{name} has a row that counts more than {most}: {row}",
+            )
 
 
 def _check_conserved(
