@@ -243,6 +243,26 @@ def test_older_files_and_the_jobs_word(tmp_path: Path) -> None:
     assert family.size(1, 1).tokens == 64
 
 
+def test_kimis_own_code_has_other_names(tmp_path: Path) -> None:
+    """`media_proc_cfg`, and the class in `auto_map`; what the family has not is refused."""
+    told = {"in_patch_limit": 65536, "patch_limit_on_one_side": 99, "merge_kernel_size": [2, 2]}
+    saved: dict[str, Any] = {
+        "auto_map": {"AutoProcessor": "kimi_k25_processor.KimiK25Processor"},
+        "media_proc_cfg": {**told, "patch_size": 14, "fixed_output_tokens": None},
+    }
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps(saved))
+
+    family = load_family(tmp_path, None, None)
+
+    names = ("max_patches", "max_side_patches", "merge_size")
+    assert [family.settings[name] for name in names] == [65536, 99, 2]
+    saved["media_proc_cfg"]["transparent_bg_config"] = {"type": "chessboard"}
+    file.write_text(json.dumps(saved))
+    with pytest.raises(InvalidJob, match="transparent_bg_config in"):
+        load_family(tmp_path, None, None)
+
+
 def test_settings_alone_make_a_family(tmp_path: Path) -> None:
     """A folder without the files of a processor, and a job that says what they would."""
     family = load_family(tmp_path, "default", {"image_seq_length": 9, "image_token": "<pic>"})
