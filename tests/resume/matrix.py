@@ -202,6 +202,8 @@ COLLATORS: dict[str, Variants] = {
     "default": _plain({}),
     "padded": _plain({}, {"labels": "shifted", "pad_to_multiple_of": 8, "mask_dtype": "bool"}),
     "packed": [_layout(name) for name in ("flash", "megatron", "thd", "indexed", "neat", "seams")],
+    "lists": _plain({}),
+    "vlm": _plain({}, {"layout": "indexed"}),
     "function": _plain({}),
 }
 
@@ -238,7 +240,7 @@ def why_not(roles: Roles) -> str | None:
         return "items are token ids already, without a text or a conversation"
     if processor == "conversation" and roles.get("batcher") == "concat":
         return "concat cuts documents, and a conversation with pictures is not cut"
-    if kind in TEXTS and processor == "identity" and collator in ("padded", "packed"):
+    if kind in TEXTS and processor == "identity" and collator in ("padded", "packed", "vlm"):
         return "items are texts alone, and the collator needs token ids"
     return None
 

@@ -141,7 +141,7 @@ REFUSED = [
 ] + [
     Combination(**{**PLAIN, "source": kind, "processor": "identity", "collator": collator})
     for kind in TEXTS
-    for collator in ("padded", "packed")
+    for collator in ("padded", "packed", "vlm")
 ]
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.filling import BatchSizes, Filling
 from penstock.server.roles.role import Role
-
-if TYPE_CHECKING:
-    pass
 from penstock.server.roles.samples import Sample
 
 
@@ -71,6 +68,8 @@ class BatchCollator(Role, ABC):
             with the keys, dtypes and shapes of every other batch. Otherwise it never gets such
             rows: a batch that quarantine has emptied is collated from samples of zeros in the
             shapes of a real one, and then given to `blank`.
+        fixed_keys: False says that the samples decide which keys a batch has. Most trainers need
+            the same ones in every batch.
 
     Glossary:
         collator: Turns rows into named values.
@@ -78,6 +77,7 @@ class BatchCollator(Role, ABC):
 
     uses_global_rng: ClassVar[bool] = True
     pads_empty: bool = False
+    fixed_keys: ClassVar[bool] = True
 
     @abstractmethod
     def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:

@@ -8,8 +8,10 @@ and a process that computes with others says so.
 from __future__ import annotations
 
 import platform
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,6 +22,10 @@ LIBRARIES = {
     "datasets": "datasets",
     "torch": "torch",
     "PIL": "Pillow",
+    "simplejpeg": "simplejpeg",
+    "cv2": "opencv-python-headless",
+    "torchvision": "torchvision",
+    "albumentations": "albumentations",
 }
 """Modules that decide bytes where they are imported, and the packages that bring them."""
 
@@ -35,8 +41,32 @@ def in_use() -> dict[str, str]:
     }
     for module, package in LIBRARIES.items():
         if module in sys.modules:
-            found[package] = _version(package)
+            found[package] = _version(package, module)
+            if module in _TURBOS:
+                found[f"libjpeg-turbo of {package}"] = _TURBOS[module]()
     return found
+
+
+@cache
+def _turbo_of_pillow() -> str:
+    from PIL import features
+
+    return features.version("libjpeg_turbo") or "none"
+
+
+@cache
+def _turbo_of_simplejpeg() -> str:
+    """Return what is written in its binary: it has no function that says it."""
+    file = sys.modules["simplejpeg"]._jpeg.__file__
+    found = re.search(rb"libjpeg-turbo version ([0-9.]+)", Path(file).read_bytes())
+    return found[1].decode() if found else "unknown"
+
+
+_TURBOS: dict[str, Callable[[], str]] = {
+    "PIL": _turbo_of_pillow,
+    "simplejpeg": _turbo_of_simplejpeg,
+}
+"""Modules with a libjpeg-turbo of their own, which decides their pixels."""
 
 
 def processor_class() -> str:
@@ -74,8 +104,8 @@ def sentence(job: str, found: list[str]) -> str:
     )
 
 
-def _version(package: str) -> str:
+def _version(package: str, module: str = "") -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # a module of that name from somewhere else
-        return "unknown"
+    except PackageNotFoundError:  # the module comes from somewhere else, or in another package
+        return str(getattr(sys.modules.get(module), "__version__", "unknown"))

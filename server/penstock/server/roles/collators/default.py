@@ -93,7 +93,8 @@ def _stack(name: str, values: list[Any], context: CollateContext) -> Array | lis
                 context,
                 f"{name!r} has shape {first.shape} in sample 0 and {array.shape} in sample "
                 f"{number}; pad to one length with the collator padded (PaddedCollator; sequences: "
-                f"[{name}] adds a key to what it pads), or make them alike in the processor",
+                f"[{name}] adds a key to what it pads), keep each sample's own with the collator "
+                "lists, or make them alike in the processor",
             )
         if array.dtype != first.dtype:
             raise bad_batch(

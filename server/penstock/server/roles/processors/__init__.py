@@ -8,6 +8,7 @@
 * `conversation.py`: conversations with pictures, with `picture_turns.py` (where the pictures are)
   and `parts_template.py`; what becomes of a picture is in `penstock.server.media.families`.
 * `tokenizer_file.py`: what these share.
+* `image.py`: pictures to pixels, with `picture_transform.py` (a user's pipeline of transforms).
 * `function_processor.py`: a user's function.
 """
 
@@ -16,11 +17,18 @@ from penstock.server.roles.processors.chat import ChatProcessor
 from penstock.server.roles.processors.conversation import ConversationProcessor
 from penstock.server.roles.processors.function_processor import FunctionProcessor
 from penstock.server.roles.processors.identity import IdentityProcessor
+from penstock.server.roles.processors.image import ImageProcessor
 from penstock.server.roles.processors.tokenize import TokenizeProcessor
 
 BUILTIN_PROCESSORS: dict[str, type[RawItemProcessor]] = {
     cls.type_name: cls
-    for cls in (IdentityProcessor, TokenizeProcessor, ChatProcessor, ConversationProcessor)
+    for cls in (
+        IdentityProcessor,
+        TokenizeProcessor,
+        ChatProcessor,
+        ConversationProcessor,
+        ImageProcessor,
+    )
 }
 """What `type:` of a processor may name; `function:` in its place makes a `FunctionProcessor`."""
 
@@ -30,5 +38,6 @@ __all__ = [
     "ConversationProcessor",
     "FunctionProcessor",
     "IdentityProcessor",
+    "ImageProcessor",
     "TokenizeProcessor",
 ]

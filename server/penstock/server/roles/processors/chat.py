@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from penstock.common.checks import check_choice, check_whole
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.parameters import (
+    PATH,
+    AtLeast,
+    FilePath,
+    OfType,
+    OneOf,
+    declared,
+)
 from penstock.server.roles.processor import RawItemProcessor
-from penstock.server.roles.processors.answer_finder import NOT_FOUND, UNMATCHED, AnswerFinder
+from penstock.server.roles.processors.answer_finder import NOT_FOUND, AnswerFinder
 from penstock.server.roles.processors.answer_tokens import Span
 from penstock.server.roles.processors.chat_template import ChatTemplate
 from penstock.server.roles.processors.tokenizer_file import no_column
 from penstock.server.roles.processors.turns import ConversationTurns
 from penstock.server.roles.samples import RawItem, Sample
-from penstock.wire.errors import InvalidJob
 
 NO_LOSS = -100
 COLUMNS = ("messages", "conversations")
 
 
+@declared
 class ChatProcessor(RawItemProcessor):
     """Turn a conversation into token ids, with labels on the assistant's turns.
 
@@ -76,37 +82,23 @@ class ChatProcessor(RawItemProcessor):
     uses_global_rng: ClassVar[bool] = False
     path_params: ClassVar[tuple[str, ...]] = ("tokenizer", "chat_template")
 
-    def __init__(
-        self,
-        tokenizer: str | os.PathLike[str],
-        column: str | None = None,
-        chat_template: str | os.PathLike[str] | None = None,
-        template_args: dict[str, Any] | None = None,
-        roles: dict[str, str] | None = None,
-        tags: dict[str, str] | None = None,
-        unknown_roles: str = "error",
-        unmatched: str = "error",
-        max_length: int | None = None,
-        overlong: str = "drop",
-    ) -> None:
-        for name, value in (("tokenizer", tokenizer), ("chat_template", chat_template)):
-            if not isinstance(value, str | os.PathLike) and (name == "tokenizer" or value):
-                raise InvalidJob(f"{name} is {value!r}; give a path", key=name)
-        if template_args is not None and not isinstance(template_args, Mapping):
-            raise InvalidJob(
-                f"template_args is {template_args!r}: give values by names", key="template_args"
-            )
-        if max_length is not None:
-            check_whole("max_length", max_length, 1, "the tokens of a conversation", optional=True)
-        folder = Path(tokenizer)
+    tokenizer: Annotated[FilePath, OfType(PATH, "a path")]
+    column: str | None = None
+    chat_template: Annotated[FilePath | None, OfType(PATH, "a path")] = None
+    template_args: Annotated[dict[str, Any] | None, OfType((Mapping,), "values by names")] = None
+    roles: dict[str, str] | None = None
+    tags: dict[str, str] | None = None
+    unknown_roles: Annotated[str, OneOf(("error", "skip"))] = "error"
+    unmatched: Annotated[str, OneOf(("error", "search", "skip"))] = "error"
+    max_length: Annotated[int | None, AtLeast(1, "the tokens of a conversation")] = None
+    overlong: Annotated[str, OneOf(("drop", "truncate", "error"))] = "drop"
+
+    def __post_init__(self) -> None:
+        folder = Path(self.tokenizer)
         self.folder = folder.parent if folder.name == "tokenizer.json" else folder
-        self.template_file = None if chat_template is None else Path(chat_template)
-        self.template_args = template_args
-        self.columns = COLUMNS if column is None else (column,)
-        self.turns = ConversationTurns(roles, tags, unknown_roles)
-        self.unmatched = check_choice("unmatched", unmatched, UNMATCHED)
-        self.max_length = max_length
-        self.overlong = check_choice("overlong", overlong, ("drop", "truncate", "error"))
+        self.template_file = None if self.chat_template is None else Path(self.chat_template)
+        self.columns = COLUMNS if self.column is None else (self.column,)
+        self.turns = ConversationTurns(self.roles, self.tags, self.unknown_roles)
         self._template: ChatTemplate | None = None
         self._finder: AnswerFinder
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.common.checks import check_choice
 from penstock.common.nearest import hint
 from penstock.server.roles.processors.chat_template import Message
 from penstock.wire.errors import InvalidJob
@@ -34,7 +33,7 @@ class ConversationTurns:
         unknown: What becomes of a turn by another speaker: `error` or `skip`.
 
     Raises:
-        InvalidJob: A name or a rule that cannot be.
+        InvalidJob: A name that cannot be.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class ConversationTurns:
         for name in tags:
             if name not in TAGS:
                 raise InvalidJob(f"tags has {name!r}: {hint(name, TAGS)}", key="tags")
-        self._unknown = check_choice("unknown_roles", unknown, ("error", "skip"))
+        self._unknown = unknown
         self._roles = {**ROLES, **(roles or {})}
         for role in ("user", "assistant", "system"):
             if (spoken := tags.get(f"{role}_tag")) is not None:
