@@ -121,18 +121,17 @@ def _sizes(folder: Path, kind: str, start: int, stop: int) -> tuple[int, int, fl
 def _print_pictures(folder: Path) -> None:
     from PIL import Image
 
-    from penstock.server.media.families.pictures import picture_pixels
     from penstock.server.media.families.processor_folder import load_family
-    from penstock.server.media.medium import HeldMedium
+    from penstock.server.media.image_header import parse_header
+    from penstock.server.media.picture import Decoding
     from vision import image_processor
 
     for shape in SHAPES:
-        medium = HeldMedium("photograph", _photograph(*shape))
-        pixels = picture_pixels(medium)
+        data = _photograph(*shape)
+        decode = partial(Decoding().decode, data, parse_header(data, "photograph"), "photograph")
+        pixels = decode()
         image = Image.fromarray(pixels)
-        ways: dict[str, Callable[[], Mapping[str, float]]] = {
-            "decoding": partial(_timed, picture_pixels, medium)
-        }
+        ways: dict[str, Callable[[], Mapping[str, float]]] = {"decoding": partial(_timed, decode)}
         for kind in KINDS:
             family = load_family(folder / kind, None, None)
             patches = family.patches(pixels)
@@ -159,7 +158,7 @@ def _print_trainer() -> None:
 
     torch.set_num_threads(1)
     pixels = torch.randint(0, 256, (16384, 1176), dtype=torch.uint8)
-    norm = np.array([[120.0] * 3, [70.0] * 3], np.float32)
+    norm = np.array([[120.0] * 1176, [70.0] * 1176], np.float32)
     ways: dict[str, Callable[[], Mapping[str, float]]] = {
         str(dtype): partial(_timed, partial(media.normalized, dtype=dtype), pixels, norm)
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
