@@ -39,6 +39,7 @@ NAMES = (
     "packing",
     "plan",
     "batchers",
+    "families",
     "first_rows",
     "later",
     "text",

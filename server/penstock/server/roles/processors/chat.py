@@ -20,7 +20,7 @@ from penstock.server.roles.parameters import (
     declared,
 )
 from penstock.server.roles.processor import RawItemProcessor
-from penstock.server.roles.processors.answer_finder import NOT_FOUND, AnswerFinder
+from penstock.server.roles.processors.answer_finder import NOT_FOUND, UNMATCHED, AnswerFinder
 from penstock.server.roles.processors.answer_tokens import Span
 from penstock.server.roles.processors.chat_template import ChatTemplate
 from penstock.server.roles.processors.tokenizer_file import no_column
@@ -94,7 +94,7 @@ class ChatProcessor(RawItemProcessor):
         dict[str, str] | None, NamesByNames("names by names, such as {role_tag: speaker}")
     ] = None
     unknown_roles: Annotated[str, OneOf(("error", "skip"))] = "error"
-    unmatched: Annotated[str, OneOf(("error", "search", "skip"))] = "error"
+    unmatched: Annotated[str, OneOf(UNMATCHED)] = "error"
     max_length: Annotated[int | None, AtLeast(1, "the tokens of a conversation")] = None
     overlong: Annotated[str, OneOf(("drop", "truncate", "error"))] = "drop"
 
