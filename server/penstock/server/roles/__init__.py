@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         ChatProcessor,
         FunctionProcessor,
         IdentityProcessor,
+        SoundProcessor,
         TokenizeProcessor,
     )
 
@@ -97,6 +98,7 @@ _BUILTINS = {
     "ChatProcessor": "processors",
     "FunctionProcessor": "processors",
     "IdentityProcessor": "processors",
+    "SoundProcessor": "processors",
     "TokenizeProcessor": "processors",
 }
 
@@ -156,6 +158,7 @@ __all__ = [
     "SampleSizes",
     "SequentialPackingBatcher",
     "SimpleBatcher",
+    "SoundProcessor",
     "Source",
     "StreamSource",
     "Target",

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from penstock.server.core.refs import ItemRef, Rows, SampleRef
 from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.context import CollateContext, ProcessContext
-from penstock.server.roles.processor import RawItemProcessor
-from penstock.server.roles.samples import RawItem, Sample
+from penstock.server.media.medium import HeldMedium, Medium
+from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
+from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.server.roles.source import IndexedSource, StreamSource
 from penstock.server.testing.compare import as_bytes, check_identity, holds
 from penstock.wire.errors import BadItem
@@ -117,7 +119,11 @@ def check_processor(processor: RawItemProcessor, items: Sequence[RawItem]) -> No
 
     The item alone decides the samples: whatever was processed before, by any copy of the role. The
     item is not changed. None comes with a reason, and `one_to_one` never filters. Samples are as
-    long after `for_lengths`. The identity can be hashed.
+    long after `for_lengths`, and count what `size` says. The identity can be hashed.
+
+    Args:
+        processor: The processor.
+        items: What media they have must be bytes, or files of this machine.
 
     Raises:
         AssertionError: A property does not hold; says which.
@@ -130,7 +136,8 @@ def check_processor(processor: RawItemProcessor, items: Sequence[RawItem]) -> No
 
 def _check_item(processor: RawItemProcessor, item: RawItem, other: RawItem, number: int) -> None:
     where = f"{type(processor).__name__}.process() of item {number}"
-    before, given, told = copy.deepcopy(item), copy.deepcopy(item), _item_context(number)
+    media = _media_of(processor, item)
+    before, given, told = copy.deepcopy(item), copy.deepcopy(item), _item_context(number, media)
     used = processor.clone()
     used.setup()
     first = used.process(given, told)
@@ -142,18 +149,25 @@ def _check_item(processor: RawItemProcessor, item: RawItem, other: RawItem, numb
     )
     if processor.one_to_one:
         holds(isinstance(first, dict), f"{where} gives {first!r}, and says one_to_one")
-    used.process(copy.deepcopy(other), _item_context(number + 1))
+    if isinstance(processor, MediaProcessor) and isinstance(first, dict):
+        sizes = processor.size(copy.deepcopy(before), media)
+        holds(
+            not isinstance(sizes, SampleSizes) or [*sizes.counts] == [*processor.counts(first)],
+            f"{type(processor).__name__}.size() of item {number} gives {sizes}, and counts() of "
+            "its sample something else",
+        )
+    used.process(copy.deepcopy(other), _item_context(number + 1, _media_of(processor, other)))
     sent: RawItemProcessor = pickle.loads(pickle.dumps(processor))
     copies = {"a second time": used, "by a clone": processor.clone(), "by a pickled copy": sent}
     for how, copied in copies.items():
         if copied is not used:
             copied.setup()
-        told = _item_context(number)
+        told = _item_context(number, media)
         again = as_bytes(copied.process(copy.deepcopy(before), told))
         holds((again, told.skipped) == kept, f"{where} gives other samples {how}: it is not pure")
     samples = [first] if isinstance(first, dict) else list(first or ())
     for key in sorted({key for sample in samples for key in sample}):
-        counting, told = processor.clone().for_lengths(key), _item_context(number)
+        counting, told = processor.clone().for_lengths(key), _item_context(number, media)
         counting.setup()
         found = counting.process(copy.deepcopy(before), told)
         counted = [found] if isinstance(found, dict) else list(found or ())
@@ -174,8 +188,22 @@ def _length(value: Any) -> int | None:
         return None
 
 
-def _item_context(number: int) -> ProcessContext:
-    return ProcessContext(ItemRef("main", number, 0), seed=7)
+def _item_context(number: int, media: Sequence[Medium]) -> ProcessContext:
+    return ProcessContext(ItemRef("main", number, 0), seed=7, media=media)
+
+
+def _media_of(processor: RawItemProcessor, item: RawItem) -> list[Medium]:
+    """Return the media of an item, in memory."""
+    if not isinstance(processor, MediaProcessor):
+        return []
+    found: list[Medium] = []
+    for number, value in enumerate(processor.references(copy.deepcopy(item))):
+        named = value if isinstance(value, Mapping) else {"bytes": value}
+        data = named.get("bytes", named.get("path"))
+        if isinstance(data, str):
+            data = Path(data).read_bytes()
+        found.append(HeldMedium(f"medium {number}", data))
+    return found
 
 
 # --- batchers ---

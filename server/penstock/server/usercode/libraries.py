@@ -20,8 +20,12 @@ LIBRARIES = {
     "datasets": "datasets",
     "torch": "torch",
     "PIL": "Pillow",
+    "soundfile": "soundfile",
 }
 """Modules that decide bytes where they are imported, and the packages that bring them."""
+
+NATIVE = {"libsndfile": ("soundfile", "__libsndfile_version__")}
+"""Libraries of C that decide bytes: the module that says which version it uses, and how."""
 
 _X86_CLASSES = (("avx512f", "avx512"), ("avx2", "avx2"), ("avx", "avx"))
 
@@ -36,6 +40,9 @@ def in_use() -> dict[str, str]:
     for module, package in LIBRARIES.items():
         if module in sys.modules:
             found[package] = _version(package)
+    for library, (module, attribute) in NATIVE.items():
+        if module in sys.modules:
+            found[library] = str(getattr(sys.modules[module], attribute, "unknown"))
     return found
 
 
