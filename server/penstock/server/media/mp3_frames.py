@@ -23,8 +23,8 @@ _RATES = (44100, 48000, 32000)
 _LOWERED = {3: 0, 2: 1, 0: 2}
 """How often the rate is halved, by the two bits of the version: MPEG 1, 2 and 2.5."""
 
-_DELAY = 529
-"""Points by which a decoder lags; the decoder leaves them out where a tag tells the encoder's."""
+DELAY = 529
+"""Points by which a decoder lags: it leaves them out, and has so many less at the end."""
 
 
 class Frame(NamedTuple):
@@ -113,7 +113,7 @@ def find_tag(head: bytes) -> tuple[Frame, Tag | None]:
     body = head[: frame.size]
     if body[36:40] == b"VBRI":
         frames = int.from_bytes(body[50:54], "big")
-        return frame, Tag(frames, frames * frame.points, frame.size)
+        return frame, Tag(frames, max(0, frames * frame.points - DELAY), frame.size)
     at = 4 + frame.side
     if body[at : at + 4] not in (b"Xing", b"Info"):
         return frame, None
@@ -123,13 +123,14 @@ def find_tag(head: bytes) -> tuple[Frame, Tag | None]:
         return frame, Tag(None, None, frame.size)
     frames = int.from_bytes(body[at : at + 4], "big")
     at += 4 + (4 if flags & 2 else 0) + (100 if flags & 4 else 0) + (4 if flags & 8 else 0)
-    points, encoder = frames * frame.points, body[at : at + 24]
+    encoder, delay, after = body[at : at + 24], 0, 0
     if len(encoder) == 24 and encoder[0]:  # LAME's part: what the encoder put before and after
-        delay, added = struct.unpack(">I", b"\0" + encoder[21:24])[0] >> 12, encoder[22:24]
-        after = int.from_bytes(added, "big") & 0xFFF
-        points = min(points, points - after + _DELAY) - delay - _DELAY
-        if points < 0:
-            raise BadSound("its mp3 tag takes more points away than there are")
+        both = int.from_bytes(encoder[21:24], "big")
+        delay, after = both >> 12, both & 0xFFF
+    points = frames * frame.points
+    points = min(points, points - after + DELAY) - delay - DELAY
+    if points < 0:
+        raise BadSound("its mp3 tag takes more points away than there are")
     return frame, Tag(frames, points, frame.size)
 
 
@@ -174,7 +175,11 @@ def for_decoder(data: memoryview, start: int) -> bytes | memoryview:
     """
     walked = walk_frames(data, start)
     _, tag = find_tag(bytes(data[start : start + (1 << 12)]))
-    if tag is not None and tag.frames is not None and bytes(data[start + 36 : start + 40]) != b"VBRI":
+    if (
+        tag is not None
+        and tag.frames is not None
+        and bytes(data[start + 36 : start + 40]) != b"VBRI"
+    ):
         return data[start : walked.stop]
     word = int.from_bytes(data[walked.first : walked.first + 4], "big")
     return _own_tag(word, walked.frames) + bytes(data[walked.first : walked.stop])

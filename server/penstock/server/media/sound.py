@@ -31,6 +31,9 @@ decoders of `mp3` and Vorbis give other points after a seek, to the same place, 
 _BLOCK_BYTES = 1 << 18
 """Of float32 that is decoded at once, before channels are mixed."""
 
+_LARGEST = 1 << 20
+"""Of a value: some programs write 16 bits as floats of up to 32,768."""
+
 Floats = npt.NDArray[np.float32]
 
 
@@ -59,27 +62,6 @@ def no_soundfile(reason: str = "it is not installed") -> MissingExtra:
     )
 
 
-def count_points(parts: MediumParts, header: SoundHeader, most: int) -> int:
-    """Return how many points a file holds whose header does not say it, by decoding all of it.
-
-    Args:
-        parts: The file.
-        header: Its header.
-        most: After so many it is too long; decoding ends there.
-
-    Raises:
-        BadSound: It cannot be decoded, or holds none.
-    """
-    count = 0
-    with _opened(parts, header) as file:
-        block = _block(header)
-        while (got := len(file.read(out=block))) and count <= most:
-            count += got
-    if not count:
-        raise BadSound("it holds no sound: its length is 0")
-    return count
-
-
 def decode(parts: MediumParts, header: SoundHeader, start: int, stop: int, *, mono: bool) -> Floats:
     """Return points `[start, stop)` of a file.
 
@@ -89,7 +71,7 @@ def decode(parts: MediumParts, header: SoundHeader, start: int, stop: int, *, mo
         parts: The file.
         header: Its header.
         start: The first point.
-        stop: The point after the last one; not beyond the end, where that is known.
+        stop: The point after the last one; not beyond the end.
         mono: Mean of all channels.
 
     Returns:
@@ -110,9 +92,8 @@ def decode(parts: MediumParts, header: SoundHeader, start: int, stop: int, *, mo
             found = np.empty((stop, header.channels), np.float32)
             if (count := len(file.read(out=found))) < stop:
                 raise BadSound(_short(header, count))
+            _check_values(found)
             out = _mean(found[start:]) if mono else found[start:]
-    if not np.isfinite(out).all():
-        raise BadSound("it holds values that are not finite")
     return out
 
 
@@ -133,13 +114,20 @@ def _read_blocks(file: Any, header: SoundHeader, start: int, stop: int, *, mono:
         got = file.read(out=block[:wanted])
         if len(got) < wanted:
             raise BadSound(_short(header, start + at + len(got)))
+        _check_values(got)
         out[at : at + wanted] = _mean(got) if mono else got
     return out
 
 
+def _check_values(points: Floats) -> None:
+    """Refuse what no sound has: values that are not finite, or far from -1 to 1."""
+    if not -_LARGEST < points.min() <= points.max() < _LARGEST:  # which no NaN passes
+        raise BadSound(f"it holds values that are not numbers, or beyond {_LARGEST:,}")
+
+
 def _short(header: SoundHeader, found: int) -> str:
-    said = "more" if header.points is None else f"{header.points:,}"
-    return f"its header says {said} points, and it gives {found:,}: it was cut, or is damaged"
+    said = f"its header says {header.points:,} points, and it gives {found:,}"
+    return f"{said}: it was cut, or is damaged"
 
 
 def _block(header: SoundHeader) -> Floats:
@@ -168,9 +156,8 @@ def _opened(parts: MediumParts, header: SoundHeader) -> Iterator[Any]:
     how: dict[str, Any] = {}
     seen: PartFile | io.BytesIO
     if header.format == "wav":
-        assert header.stop is not None
         if parts.size() < header.stop:
-            width = (header.stop - header.start) // (header.points or 1)
+            width = (header.stop - header.start) // header.points
             raise BadSound(_short(header, max(0, parts.size() - header.start) // width))
         how = {
             "format": "RAW",
@@ -194,12 +181,14 @@ def _opened(parts: MediumParts, header: SoundHeader) -> Iterator[Any]:
                     f"its header says {header.rate:,} Hz and {header.channels} channels, and its "
                     f"decoder {given[0]:,} Hz and {given[1]}"
                 )
-            if header.points is not None and file.frames != header.points:
+            if file.frames != header.points:
                 raise BadSound(_short(header, file.frames))
             yield file
     except soundfile.LibsndfileError as error:
-        if failure(seen) is None:
-            said = error.error_string.rstrip(".")
-            raise BadSound(f"it was cut, or is damaged; libsndfile says: {said}") from error
-    if (away := failure(seen)) is not None:
-        raise away
+        said = error.error_string.rstrip(".")
+        damaged = BadSound(f"it was cut, or is damaged; libsndfile says: {said}")
+        raise failure(seen) or damaged from error
+    except BadSound as error:
+        if (away := failure(seen)) is None:
+            raise
+        raise away from error

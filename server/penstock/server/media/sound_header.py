@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from penstock.server.media.mp3_frames import find_tag, walk_frames
+from penstock.server.media.mp3_frames import DELAY, find_tag, walk_frames
 from penstock.server.media.ogg_pages import last_page, read_page
 from penstock.server.media.parts import MediumParts
 from penstock.server.media.sound_errors import BadSound
@@ -40,19 +40,19 @@ class SoundHeader:
         format: `wav`, `flac`, `ogg` or `mp3`.
         rate: Points in a second.
         channels: Values in a point.
-        points: How many there are; None = only decoding tells.
+        points: How many there are.
         encoding: Of a point in a `wav`, as libsndfile calls it; of an `ogg`, the codec.
         start: The first byte of what is decoded: behind tags, of a `wav` the first point.
-        stop: The byte after its last one; None = the end of the file.
+        stop: Of a `wav`, the byte after its last one; of others 0: they end where their file does.
     """
 
     format: str
     rate: int
     channels: int
-    points: int | None
+    points: int
     encoding: str = ""
     start: int = 0
-    stop: int | None = None
+    stop: int = 0
 
 
 def read_header(parts: MediumParts) -> SoundHeader:
@@ -166,7 +166,13 @@ def _read_flac(parts: MediumParts, start: int) -> SoundHeader:
         raise BadSound("it is flac, and does not begin with the block that describes it")
     packed = int.from_bytes(head[14:22], "big")
     rate, channels = packed >> 44, (packed >> 41 & 7) + 1
-    return SoundHeader("flac", rate, channels, packed & (1 << 36) - 1 or None, "", start)
+    points = packed & (1 << 36) - 1
+    if not points:
+        raise BadSound(
+            "its header does not say how long it is, as where flac is written to a pipe: write it "
+            "to a file"
+        )
+    return SoundHeader("flac", rate, channels, points, "", start)
 
 
 # --- ogg ---
@@ -199,14 +205,11 @@ def _read_ogg(parts: MediumParts, start: int) -> SoundHeader:
 
 def _read_mp3(parts: MediumParts, start: int) -> SoundHeader:
     frame, tag = find_tag(parts.at(start, start + (1 << 12)))
-    stop = None
     if tag is None or tag.points is None:
-        data = parts.whole()
-        walked = walk_frames(data, start)
-        points, stop = walked.frames * frame.points, walked.stop
+        points = max(0, walk_frames(parts.whole(), start).frames * frame.points - DELAY)
     else:
         points = tag.points
-    return SoundHeader("mp3", frame.rate, frame.channels, points, "", start, stop)
+    return SoundHeader("mp3", frame.rate, frame.channels, points, "", start)
 
 
 def _whole(parts: MediumParts, start: int, count: int) -> bytes:

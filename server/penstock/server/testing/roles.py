@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from penstock.server.core.refs import ItemRef, Rows, SampleRef
+from penstock.server.media.medium import HeldMedium, Medium
 from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.context import CollateContext, ProcessContext
-from penstock.server.media.medium import HeldMedium, Medium
 from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.server.roles.source import IndexedSource, StreamSource
@@ -198,10 +198,10 @@ def _media_of(processor: RawItemProcessor, item: RawItem) -> list[Medium]:
         return []
     found: list[Medium] = []
     for number, value in enumerate(processor.references(copy.deepcopy(item))):
-        named = value if isinstance(value, Mapping) else {"bytes": value}
-        data = named.get("bytes", named.get("path"))
-        if isinstance(data, str):
-            data = Path(data).read_bytes()
+        held: Any = value
+        if isinstance(value, Mapping):
+            held = value.get("path") if value.get("bytes") is None else value["bytes"]
+        data = Path(held).read_bytes() if isinstance(held, str) else held
         found.append(HeldMedium(f"medium {number}", data))
     return found
 

@@ -24,7 +24,6 @@ from penstock.server.media.resample import (
     resampled_length,
 )
 from penstock.server.media.sound import (
-    count_points,
     decode,
     decoding_bytes,
     load_soundfile,
@@ -237,8 +236,7 @@ class SoundProcessor(MediaProcessor):
         """
         [medium] = media
         with _named(medium):
-            parts = MediumParts(medium)
-            span = self._span(raw, parts, read_header(parts))
+            span = self._span(raw, read_header(MediumParts(medium)))
         counts = self._counts(span.points, span.rate)
         return SampleSizes(counts[1] if self._has_tokens else span.points, counts)
 
@@ -259,7 +257,7 @@ class SoundProcessor(MediaProcessor):
         with _named(medium):
             parts = MediumParts(medium)
             header = read_header(parts)
-            span = self._span(raw, parts, header)
+            span = self._span(raw, header)
             sound = decode(parts, header, span.start, span.stop, mono=mono)
         if span.rate != header.rate:
             sound = resample(sound, header.rate, span.rate)
@@ -286,11 +284,9 @@ class SoundProcessor(MediaProcessor):
 
     # --- how much ---
 
-    def _span(self, raw: RawItem, parts: MediumParts, header: SoundHeader) -> _Span:
+    def _span(self, raw: RawItem, header: SoundHeader) -> _Span:
         """Return what the item wants, after checking that this is there and not too much."""
         points = header.points
-        if points is None:
-            points = count_points(parts, header, self.max_bytes // 4)
         start = self._place(raw, "start_s", header.rate, 0)
         stop = self._place(raw, "stop_s", header.rate, points)
         if stop > points and not isinstance(self.stop_s, str):
