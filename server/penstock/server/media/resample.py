@@ -90,21 +90,25 @@ def check_rates(rate: int, new_rate: int) -> None:
 def resample(points: Floats, rate: int, new_rate: int) -> Floats:
     """Return sound at another sample rate.
 
-    The first point stays where it is in time; before it and after the last there is silence.
+    The first point stays where it is in time; before it and after the last there is silence. Each
+    channel becomes what it becomes alone.
 
     Args:
-        points: float32 (n,), finite.
+        points: float32 (n,) or (n, channels), finite.
         rate: Its sample rate, in Hz.
         new_rate: The rate that it gets.
 
     Returns:
-        float32 (ceil(n * new_rate / rate),).
+        float32 (m,) or (m, channels), m = ceil(n * new_rate / rate).
 
     Raises:
         UnusualRates: The ratio of the rates has too many sets of weights.
     """
     if rate == new_rate or not len(points):
         return points
+    if points.ndim == 2:
+        channels = [resample(points[:, each], rate, new_rate) for each in range(points.shape[1])]
+        return np.stack(channels, axis=1)
     used = _filter(rate // (common := math.gcd(rate, new_rate)), new_rate // common)
     wanted = resampled_length(len(points), rate, new_rate)
     periods = -(-wanted // used.outputs)

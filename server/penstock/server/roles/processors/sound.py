@@ -307,7 +307,7 @@ class SoundProcessor(MediaProcessor):
         if rate != header.rate:
             check_rates(header.rate, rate)
             given = resampled_length(given, header.rate, rate)
-            takes += 4 * given * (1 if mono else header.channels)
+            takes += 4 * given * (1 if mono else 2 * header.channels)  # apart, and together
         if takes > self.max_bytes:
             raise BadSound(
                 f"it takes {takes:,} bytes to decode, and max_bytes is {self.max_bytes:,}: raise "
