@@ -98,7 +98,7 @@ def _index(folder: Path) -> dict[str, float]:
 
     built = load(str(folder / "penstock.yaml")).job("text")
     measuring = Measuring(built)
-    crew = MeasuringPool("text", built.definition, {0: measuring.inputs}, PROCESSES, 600.0)
+    pool = MeasuringPool("text", built.definition, {0: measuring.inputs}, PROCESSES, 600.0)
     first: list[float] = []
 
     def watch(done: MakingProgress) -> None:
@@ -107,7 +107,7 @@ def _index(folder: Path) -> dict[str, float]:
 
     began_s = time.perf_counter()
     making = Making(measuring, str(folder / "text.index"))
-    [made] = make([making], crew.run, force=True, watch=watch)
+    [made] = make([making], pool.run, force=True, watch=watch)
     since_s, measured = first
     share = 1 - measured / made.done.items
     rate = share * made.done.tokens / (time.perf_counter() - since_s)

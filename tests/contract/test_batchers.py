@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.server.core.refs import ItemRef, Rows, SampleRef, Span
-from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.batcher import BatcherFacts, SampleBatcher
 from penstock.server.roles.batchers import (
     BUILTIN_BATCHERS,
     BalancedPackingBatcher,
@@ -34,7 +34,7 @@ from penstock.server.roles.batchers import (
 from penstock.server.roles.samples import Sample
 from penstock.server.testing import check_batcher
 from penstock.server.testing import roles as testing
-from penstock.server.testing.roles import check_restored, check_runs, tell
+from penstock.server.testing.roles import check_facts, check_restored, tell
 
 # Samples of 2 modalities and sizes around the limits of the cases below, some of them empty.
 SIZES = st.lists(st.one_of(st.integers(0, 12), st.integers(0, 60)), max_size=30)
@@ -165,7 +165,7 @@ def pool(limit: int, pool_size: int, most: int | None, **options: Any) -> Case:
 def best_fit(limit: int, pool_size: int, rows: int = 1, overlong: str = "split") -> Case:
     return Case(
         f"best_fit-{limit}-{pool_size}-{rows}-{overlong}",
-        lambda: BestFitPackingBatcher(limit, pool_size, rows, overlong),
+        lambda: BestFitPackingBatcher(limit, pool_size, rows=rows, overlong=overlong),
         lambda group: (
             1 <= len(group) <= rows
             and all(0 < sum(ref.size for ref in row) <= limit for row in group)
@@ -240,7 +240,10 @@ CASES = [
     packed("best_fit_decreasing", 16, 40, lambda: BestFitDecreasingPackingBatcher(16, 20)),
     several(
         packed(
-            "best_fit_decreasing-rows", 24, 10, lambda: BestFitDecreasingPackingBatcher(24, 5, 3)
+            "best_fit_decreasing-rows",
+            24,
+            10,
+            lambda: BestFitDecreasingPackingBatcher(24, 5, rows=3),
         ),
         3,
         24,
@@ -306,26 +309,36 @@ def check_conserved(
 @EVERY_CASE
 @settings(deadline=None, max_examples=25)
 @given(sizes=SIZES, items=ITEMS)
-def test_runs_of_samples_are_samples_one_by_one(case: Case, sizes: list[int], items: int) -> None:
+def test_what_a_batcher_promises_holds(case: Case, sizes: list[int], items: int) -> None:
     refs = refs_of(sizes, items)
 
-    check_runs(case.make(), refs, {ref: content(ref) for ref in refs})
+    check_facts(case.make(), refs, {ref: content(ref) for ref in refs})
 
 
-def test_a_batcher_whose_runs_are_not_its_samples_is_told_apart() -> None:
+@pytest.mark.parametrize(
+    ("promised", "sizes", "said"),
+    [
+        (BatcherFacts(sizes_kept=(0, 99)), [3, 0], "sizes_kept .0, 99., and size 0 was left out"),
+        (BatcherFacts(), [3, 17], "Hasty refuses .*and says it never does"),
+        (BatcherFacts(samples_of_batch=2), [16, 16], "made 2 batches of 2 samples, .* tell 1"),
+        (BatcherFacts(row_limit=15), [8, 8], "a row above its row_limit of 15"),
+    ],
+    ids=["drops", "refuses", "counts", "fills"],
+)
+def test_a_promise_that_does_not_hold_is_told(
+    promised: BatcherFacts, sizes: list[int], said: str
+) -> None:
     class Hasty(BestFitPackingBatcher):
-        """Forgets to look for samples that fill a row."""
+        """Promises what the case says, and never to refuse."""
 
-        def add_run(self, refs: Sequence[SampleRef]) -> tuple[int, list[Rows]]:
-            """Place all."""
-            for ref in refs:
-                self._place(ref)
-            return len(refs), self._batches(1)
+        def facts(self) -> BatcherFacts:
+            """Return what does not hold."""
+            return replace(promised, may_refuse=False)
 
-    refs = refs_of([3, 16, 4], 1000)
+    refs = refs_of(sizes, 1000)
 
-    with pytest.raises(AssertionError, match="add_run"):
-        check_runs(Hasty(16, 4), refs, {ref: content(ref) for ref in refs})
+    with pytest.raises(AssertionError, match=said):
+        check_facts(Hasty(16, 4, overlong="error"), refs, {ref: content(ref) for ref in refs})
 
 
 @EVERY_CASE
@@ -430,7 +443,7 @@ def test_content_does_not_depend_on_the_hash_seed() -> None:
         "from penstock.server.core.refs import ItemRef, SampleRef\n"
         "from penstock.server.roles.batchers import *\n"
         "batchers = [SimpleBatcher(3), SequentialPackingBatcher(40, lookahead_limit=2),\n"
-        "    PoolPackingBatcher(90, 8, None), BestFitPackingBatcher(40, 8, 2),\n"
+        "    PoolPackingBatcher(90, 8, None), BestFitPackingBatcher(40, 8, rows=2),\n"
         "    FirstFitPackingBatcher(40, 3), BalancedPackingBatcher(40, 3),\n"
         "    NextFitPackingBatcher(40), KnapsackPackingBatcher(40, 20),\n"
         "    BestFitDecreasingPackingBatcher(40, 20),\n"

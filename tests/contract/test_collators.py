@@ -19,6 +19,7 @@ from penstock.server.roles.collators import (
     ListsCollator,
     PackedCollator,
     PaddedCollator,
+    VlmCollator,
 )
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.samples import Sample
@@ -60,6 +61,30 @@ CHOSEN: Rows = [
     [tokens(1, 2, 3, token_mask=np.array([False, True, True]), loss_mask=[0, 1, 1])],
     [tokens(4, 5, token_mask=np.array([True, False]), loss_mask=[1, 0])],
 ]
+
+
+def shown(*ids: int, grids: list[list[int]], **more: Any) -> Sample:
+    """A sample with pictures: as many patches as their grids say."""
+    patches = sum(t * h * w for t, h, w in grids)
+    pixels = np.arange(patches * 4, dtype=np.uint8).reshape(patches, 4)
+    return tokens(
+        *ids, pixel_values=pixels, image_grid_thw=np.array(grids, np.int32).reshape(-1, 3), **more
+    )
+
+
+def axes(*first: int) -> Any:
+    """Positions of three axes."""
+    return np.array([first, [2 * one for one in first], [0] * len(first)])
+
+
+SHOWN: Rows = [
+    [
+        shown(1, 2, 3, grids=[[1, 2, 2]], position_ids=axes(0, 1, 2)),
+        tokens(4, 5, labels=[-100, 7], position_ids=axes(0, 4)),
+    ],
+    [shown(8, 9, grids=[[1, 2, 2], [1, 4, 2]], position_ids=axes(0, 9)), tokens(10)],
+]
+SHOWN_LATER: Rows = [[shown(1, grids=[[1, 2, 4]], position_ids=axes(0))], [tokens(2, 3)]]
 APART: Rows = [
     [{"images": [np.ones((2, 3), np.uint8), np.ones((1, 1), np.uint8)], "sound": None, "n": 3}],
     [{"images": np.zeros((4, 2), np.uint8), "plan": {"steps": [1, 2]}, "size": [1, 2]}],
@@ -131,6 +156,11 @@ CASES: dict[str, tuple[BatchCollator, Rows, Rows]] = {
         APART,
         APART_LATER,
     ),
+    "vlm": (VlmCollator(pad_to_multiple_of=4, mask_dtype="bool"), SHOWN, SHOWN_LATER),
+    **{
+        f"vlm {layout}": (VlmCollator(layout=layout, pad_to=8), SHOWN, SHOWN_LATER)
+        for layout in ("flash", "indexed", "neat")
+    },
     "function": (FunctionCollator(stacked), STACKED, STACKED_LATER),
     "function told the context": (FunctionCollator(ragged), RAGGED, RAGGED_LATER),
     "function of packed rows": (FunctionCollator(ragged), PACKED, PACKED_LATER),
@@ -185,6 +215,8 @@ def test_specs_say_what_the_values_are(collator: BatchCollator, rows: Rows, late
         values = collator.collate(batch, context())
 
         for spec in collator.specs():
+            if spec.optional and spec.name not in values:
+                continue
             value = values[spec.name]
             if spec.kind == "int":
                 assert type(value) is int
@@ -254,7 +286,7 @@ def test_emptied_rows_make_a_batch_of_padding(
 
     assert told.counts["samples"] == 0
     for spec in collator.specs():
-        if spec.kind == "tensor":
+        if spec.kind == "tensor" and not spec.optional:
             assert values[spec.name].dtype == usual[spec.name].dtype
             assert values[spec.name].ndim == usual[spec.name].ndim
             assert values[spec.name].size > 0
@@ -436,6 +468,106 @@ def test_lists_refuses_what_makes_no_sense(parameters: dict[str, Any], words: st
 def test_flat_joins_lists_alone() -> None:
     with pytest.raises(BadBatch, match="'size' of a sample is int, and flat joins lists"):
         ListsCollator(flat=["size"]).collate([[{"size": 3}]], context())
+
+
+# --- VlmCollator ---
+
+
+def test_vlm_gives_the_tokens_of_the_collator_that_it_names() -> None:
+    """And of pictures what `VLMCollator` of cosmos-framework and NeMo Automodel's give."""
+    texts = [
+        [{key: s[key] for key in ("input_ids", "labels") if key in s} for s in row] for row in SHOWN
+    ]
+    for layout, plain in (
+        ("padded", PaddedCollator(pad_to=16)),
+        ("neat", PackedCollator(pad_to=16, layout="neat")),
+    ):
+        values = VlmCollator(layout=layout, pad_to=16).collate(SHOWN, context())
+        alone = plain.collate(texts, context())
+
+        for name, value in alone.items():
+            if name != "position_ids":
+                assert as_bytes(values[name]) == as_bytes(value)
+        samples = [sample for row in SHOWN for sample in row if "pixel_values" in sample]
+        pixels = np.concatenate([sample["pixel_values"] for sample in samples])
+        assert as_bytes(values["pixel_values"]) == as_bytes(pixels)
+        assert values["image_grid_thw"].dtype == np.int64
+        assert values["image_grid_thw"].tolist() == [[1, 2, 2], [1, 2, 2], [1, 4, 2]]
+        each = [1, 0, 2, 0] if layout == "padded" else [1, 2]
+        assert values["n_images_per_sample"].tolist() == each
+
+
+def test_vlm_positions_start_anew_in_every_document() -> None:
+    """A sample's own in three axes; one without counts its tokens; 0 on padding."""
+    values = VlmCollator(layout="flash", pad_to=6).collate(SHOWN, context())
+
+    assert values["position_ids"].dtype == np.int64
+    assert values["position_ids"].tolist() == [
+        [[0, 1, 2, 0, 4, 0], [0, 9, 0, 0, 0, 0]],
+        [[0, 2, 4, 0, 8, 0], [0, 18, 0, 0, 0, 0]],
+        [[0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]],
+    ]
+    padded = VlmCollator().collate(SHOWN, context())["position_ids"]
+    assert padded.shape == (3, 4, 3)
+    assert padded[0].tolist() == [[0, 1, 2], [0, 4, 0], [0, 9, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("layout", ["padded", "indexed", "neat"])
+def test_vlm_keeps_hidden_what_a_sample_hides(layout: str) -> None:
+    """The tokens of a fake picture stay hidden beside samples that hide nothing, and untrained."""
+    fake = shown(
+        5, 6, 7, 8, grids=[[1, 2, 2]], attention_mask=[0, 0, 1, 1], labels=[-100, -100, 7, 8]
+    )
+    rows: Rows = [[tokens(1, 2)], [fake]] if layout == "padded" else [[tokens(1, 2), fake]]
+
+    values = VlmCollator(layout=layout).collate(rows, context())
+
+    seen = values["attention_mask"].reshape(-1)
+    hidden = np.isin(values["input_ids"].reshape(-1), (5, 6))
+    assert not seen[hidden].any()
+    assert seen[~hidden].all() or layout == "padded"
+    learned = values["labels"][values["labels"] != -100]
+    assert not np.isin(learned, (5, 6)).any()
+
+
+def test_vlm_of_samples_without_pictures_has_no_keys_of_them() -> None:
+    told = context()
+    values = VlmCollator().collate([[tokens(1, 2)], [tokens(3)]], told)
+
+    assert list(values) == ["input_ids", "attention_mask", "labels", "n_images_per_sample"]
+    assert values["n_images_per_sample"].tolist() == [0, 0]
+    assert told.counts["images"] == 0
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        (tokens(1, position_ids=axes(0, 1)), r"of shape \(3, 2\); give the three positions"),
+        (tokens(1, pixel_values="a"), "'pixel_values' of sample 1 is str, not an array"),
+        (
+            tokens(1, pixel_values=np.ones((2, 5), np.uint8)),
+            r"shape \(4, 4\) in sample 0 and uint8 of shape \(2, 5\) in sample 1",
+        ),
+        (tokens(1, mm_token_type_ids=[1, 2]), "not one for each of its tokens"),
+    ],
+)
+def test_vlm_names_what_does_not_go_together(sample: Sample, words: str) -> None:
+    with pytest.raises(BadBatch, match=words):
+        VlmCollator().collate([[shown(1, grids=[[1, 2, 2]])], [sample]], context())
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"layout": "thd"}, "layout is 'thd'"),
+        ({"layout": "neat", "mask_dtype": "bool"}, "mask_dtype says nothing of layout: neat"),
+        ({"max_documents": 4}, "max_documents says nothing of layout: padded"),
+        ({"layout": "neat", "max_documents": 4}, "max_documents fixes the length"),
+    ],
+)
+def test_vlm_refuses_what_makes_no_sense(parameters: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidJob, match=words):
+        VlmCollator(**parameters)
 
 
 # --- PaddedCollator ---

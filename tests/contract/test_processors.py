@@ -20,6 +20,7 @@ from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.processors import (
     BUILTIN_PROCESSORS,
     ChatProcessor,
+    ConversationProcessor,
     FunctionProcessor,
     IdentityProcessor,
     SoundProcessor,
@@ -28,6 +29,7 @@ from penstock.server.roles.processors import (
 from penstock.server.testing import check_processor
 from penstock.wire.errors import InvalidJob
 from sounds import drawn, written
+from vision import write_vision_folder
 
 
 def context(index: int = 3) -> ProcessContext:
@@ -58,6 +60,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     made.save(str(path))
     write_chat_folder(path.parent / "chat", CHATML)
+    write_vision_folder(path.parent / "qwen2_vl", "qwen2_vl")
     return path
 
 
@@ -85,7 +88,15 @@ CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
         lambda path: ChatProcessor(path.parent / "chat"),
         {"messages": CHAT[:1]},
     ),
-    "sound": (lambda _: SoundProcessor(keep=["text"]), SOUND),
+    "conversation": (
+        lambda path: ConversationProcessor(path.parent / "qwen2_vl", fake_image=True),
+        {"messages": CHAT},
+    ),
+    "conversation without an answer": (
+        lambda path: ConversationProcessor(path.parent / "qwen2_vl"),
+        {"messages": CHAT[:1]},
+    ),
+    "sound": (lambda _: SoundProcessor(columns=["text"]), SOUND),
     "sound, resampled": (
         lambda _: SoundProcessor(sample_rate=16000, dtype="int16", stop_s="end"),
         SOUND,

@@ -234,7 +234,7 @@ def some_bytes(rng: random.Random, worker: Wild) -> bytes | bytearray:
 async def test_whatever_a_worker_says_the_node_goes_on(node: WildNode) -> None:
     """Random messages, truncated ones and garbage: each costs its worker, and blames what it did.
 
-    Every reader either gets something or hears of its lane; the books stay as they should be.
+    Every reader either gets something or hears of its lane; the ledger stays as it should be.
     """
     ended: list[str] = []
     node.life.on_fatal = lambda: ended.append("ended")

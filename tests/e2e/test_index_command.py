@@ -252,12 +252,12 @@ async def test_blocks_that_cannot_be_kept_end_it_with_one_error(tmp_path: Path) 
     """Other processes had finished blocks, too: their errors are the same, and nobody's."""
     job = load(str(write_jobs(tmp_path))).jobs["both"]
     measuring = Measuring(job)
-    crew = MeasuringPool(job.name, job.definition, {0: measuring.inputs}, 2, 60.0)
+    pool = MeasuringPool(job.name, job.definition, {0: measuring.inputs}, 2, 60.0)
     unheard: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, told: unheard.append(told))
 
     with pytest.raises(SourceUnavailable, match="the disk is full"):
-        await crew.run(list(all_blocks(measuring.positions)), Failing(2))
+        await pool.run(list(all_blocks(measuring.positions)), Failing(2))
 
     gc.collect()
     assert unheard == []

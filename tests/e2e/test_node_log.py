@@ -132,7 +132,7 @@ def test_a_run_can_be_followed_in_the_log(server: Server, tmp_path: Path) -> Non
 def test_a_flood_of_readers_is_bounded_in_the_log(tmp_path: Path) -> None:
     """Forty ranks come and go: eight lines of each kind, and the others in sums.
 
-    A sum is told after ten seconds (`unit/test_story.py`), or here when the node ends.
+    A sum is told after ten seconds (`unit/test_event_log.py`), or here when the node ends.
     """
     whole = {"world_size": 40, "batches_per_step": 40, "group": "many", "horizon": 80}
     with serving(write_job_file(tmp_path / "jobs.yaml", {"code": JOB})) as server:

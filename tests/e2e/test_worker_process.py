@@ -122,7 +122,7 @@ async def test_workers_that_do_not_listen_are_ended_together(tmp_path: Path) -> 
     store = SqliteStore(tmp_path / "store.db")
     node = Node({}, store, workers=0, bound_bytes=0)
     loop = asyncio.get_running_loop()
-    node.crew.workers = [Wired(number, lambda *_: None, lambda *_: None) for number in range(8)]
+    node.pool.workers = [Wired(number, lambda *_: None, lambda *_: None) for number in range(8)]
     for worker in node.workers:
         worker.start(loop)
     began = time.monotonic()

@@ -31,7 +31,7 @@ DEADLINE_S = 60.0
 
 
 @contextmanager
-def told_by(*arguments: object, **how: Any) -> Iterator[tuple[Process, dict[str, Any]]]:
+def reported_by(*arguments: object, **how: Any) -> Iterator[tuple[Process, dict[str, Any]]]:
     """Start the task; yield it with what it says, and end it."""
     started = start(TASK, *arguments, **how)
     try:
@@ -65,7 +65,7 @@ def state(pid: int) -> str | None:
 
 def test_a_process_is_a_child_of_the_one_that_starts_it() -> None:
     """So that one hears of its end, and its status, as of any child; nothing stays of it."""
-    with told_by("a", 1, definition=b"a job") as (started, told):
+    with reported_by("a", 1, definition=b"a job") as (started, told):
         assert told["parent"] == os.getpid()
         assert (told["arguments"], told["definition"]) == (["a", "1"], "a job")
         assert started.process.poll() is None
@@ -77,17 +77,17 @@ def test_a_process_is_a_child_of_the_one_that_starts_it() -> None:
         assert started.process.wait(DEADLINE_S) == 7
         assert started.process.poll() == 7
         assert state(started.process.pid) is None
-    with told_by() as (started, _):
+    with reported_by() as (started, _):
         started.process.kill()
         assert started.process.wait() == -signal.SIGKILL
-    with told_by() as (started, _):
+    with reported_by() as (started, _):
         started.socket.shutdown(socket.SHUT_RDWR)
         assert started.process.wait(DEADLINE_S) == 0
 
 
 def test_it_is_what_a_fresh_program_would_be() -> None:
     """Environment, hash seed, folder, signals and descriptors; no thread, own randomness."""
-    with told_by() as (_, told), told_by() as (_, other):
+    with reported_by() as (_, told), reported_by() as (_, other):
         assert {name: told["environment"].get(name) for name in FIXED} == dict(FIXED)
         assert not {"LD_PRELOAD", "PENSTOCKD_LOG"} & told["environment"].keys() - os.environ.keys()
         assert told["folder"] == os.getcwd()
@@ -111,7 +111,7 @@ def test_it_is_what_a_fresh_program_would_be() -> None:
 
 def test_the_process_that_forks_has_no_thread_and_no_code_of_users() -> None:
     """A fork with threads may wait for a lock that nobody holds; gRPC does not survive one."""
-    with told_by() as (_, told):
+    with reported_by() as (_, told):
         [zygote] = zygotes()
 
         assert len(os.listdir(f"/proc/{zygote}/task")) == 1
@@ -121,13 +121,13 @@ def test_the_process_that_forks_has_no_thread_and_no_code_of_users() -> None:
 
 def test_another_environment_is_another_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where code that builds jobs changes it, or where modules are found; the old one ends."""
-    with told_by():
+    with reported_by():
         before = zygotes()
-        with told_by():
+        with reported_by():
             assert zygotes() == before
         monkeypatch.setenv("SOMEBODY_SAID", "this")
 
-        with told_by() as (_, told):
+        with reported_by() as (_, told):
             assert told["environment"]["SOMEBODY_SAID"] == "this"
             assert zygotes() != before
             assert state(before[0]) is None
@@ -137,10 +137,10 @@ def test_the_folder_is_the_one_of_the_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not that in which the zygote was started."""
-    with told_by():
+    with reported_by():
         before = zygotes()
     monkeypatch.chdir(tmp_path)
-    with told_by() as (_, told):
+    with reported_by() as (_, told):
         assert told["folder"] == str(tmp_path)
         assert zygotes() == before
 
@@ -150,7 +150,7 @@ def test_a_zygote_that_dies_ends_no_other_and_is_replaced(
     when: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its children live on, the next start says so, and works."""
-    with told_by() as (started, _), caplog.at_level(logging.WARNING):
+    with reported_by() as (started, _), caplog.at_level(logging.WARNING):
         [zygote] = zygotes()
         if when == "idle":
             os.kill(zygote, signal.SIGKILL)
@@ -159,7 +159,7 @@ def test_a_zygote_that_dies_ends_no_other_and_is_replaced(
             os.kill(zygote, signal.SIGSTOP)
             threading.Timer(0.3, os.kill, (zygote, signal.SIGKILL)).start()
 
-        with told_by() as (_, told):
+        with reported_by() as (_, told):
             assert told["parent"] == os.getpid()
 
         assert started.process.poll() is None
@@ -171,7 +171,7 @@ def test_threads_may_ask_at_the_same_time() -> None:
     """Each gets its own process."""
 
     def ask(number: int) -> tuple[int, list[str]]:
-        with told_by(number) as (started, told):
+        with reported_by(number) as (started, told):
             return started.process.pid, told["arguments"]
 
     with ThreadPoolExecutor(8) as threads:
@@ -232,12 +232,12 @@ def marked(count: int) -> list[int]:
 
 def test_signals_of_a_terminal_end_none_of_them() -> None:
     """Ctrl-C and SIGTERM reach whole groups, and are the asking process's to handle."""
-    with told_by() as (started, _):
+    with reported_by() as (started, _):
         for number in (signal.SIGINT, signal.SIGTERM):
             for pid in (*zygotes(), started.process.pid):
                 os.kill(pid, number)
 
-        with told_by():
+        with reported_by():
             assert started.process.poll() is None
 
 

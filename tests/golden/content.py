@@ -85,6 +85,7 @@ COLLATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "default": ("simple", {}),
     "padded": ("simple", {"pad_to_multiple_of": 4}),
     "lists": ("simple", {"nested": ["input_ids"]}),
+    "vlm": ("simple", {"pad_to_multiple_of": 16}),
     "packed": ("best_fit", {"pad_to": 32}),
     **{
         f"packed {layout}": ("best_fit", {"pad_to": 32, "layout": layout})

@@ -22,6 +22,13 @@ TEXTS = {"csv": "text", "text": "text", "webdataset": "txt"}
 """Sources of texts without token ids beside them, with the column of the text."""
 
 
+CHATS = ("chat", "conversation")
+"""Processors of conversations."""
+
+CUTTING = ("split", "truncate")
+"""What batchers may do to samples that are too long; none does to conversations with pictures."""
+
+
 class Combination(NamedTuple):
     """Roles that make a job, by their names in job files, and when its lanes end."""
 
@@ -48,7 +55,7 @@ class Combination(NamedTuple):
 
         So no even sample is cut, by the batchers that cut.
         """
-        if self.processor == "chat":
+        if self.processor in CHATS:
             return 2 * 35 if self.is_even else 80
         ends = self.processor == "tokenize" or self.source in IDS
         return 3 * (9 + ends) if self.is_even else 32
@@ -65,7 +72,9 @@ def _plain(*variants: Settings) -> Variants:
 def _packs(*variants: Settings) -> Variants:
     """Return the forms of a batcher that fills rows of tokens."""
 
-    def form(variant: Settings, roles: Combination) -> Settings:
+    def form(variant: Settings, roles: Combination) -> Settings | None:
+        if roles.processor == "conversation" and variant.get("overlong") in CUTTING:
+            return None
         limit = "max_sequence_length" if "max_sequence_length" in variant else "max_tokens"
         found = {**variant, limit: roles.row}
         return found if roles.has_ids else {**found, "length_key": TEXTS[roles.source]}
@@ -135,6 +144,14 @@ PROCESSORS: dict[str, Variants] = {
             "column": {"text": "text", "webdataset": "json"}.get(roles.source, "messages"),
         }
     ],
+    "conversation": [
+        lambda roles: {
+            "tokenizer": "kimi",
+            "column": {"text": "text", "webdataset": "json"}.get(roles.source, "messages"),
+            # Two layouts of packed rows can hide its tokens.
+            "fake_image": roles.collator != "packed",
+        }
+    ],
     "function": _plain({}),
 }
 
@@ -175,7 +192,7 @@ LENGTHS = tuple(name for name in BATCHERS if name not in ("simple", "user's"))
 
 def _layout(name: str) -> Callable[[Combination], Settings | None]:
     def form(roles: Combination) -> Settings | None:
-        learns = name != "seams" or roles.processor != "chat"
+        learns = name != "seams" or roles.processor not in CHATS
         return {"layout": name} if learns else None
 
     return form
@@ -186,6 +203,7 @@ COLLATORS: dict[str, Variants] = {
     "padded": _plain({}, {"labels": "shifted", "pad_to_multiple_of": 8, "mask_dtype": "bool"}),
     "packed": [_layout(name) for name in ("flash", "megatron", "thd", "indexed", "neat", "seams")],
     "lists": _plain({}),
+    "vlm": _plain({}, {"layout": "indexed"}),
     "function": _plain({}),
 }
 
@@ -218,9 +236,11 @@ def why_not(roles: Roles) -> str | None:
         return "iterable deals the shards of a stream, and these sources give items by number"
     if kind in STREAMS and distributor == "map":
         return "map draws items by number, and a stream has none"
-    if kind in IDS and processor in ("tokenize", "chat"):
+    if kind in IDS and processor in ("tokenize", *CHATS):
         return "items are token ids already, without a text or a conversation"
-    if kind in TEXTS and processor == "identity" and collator in ("padded", "packed"):
+    if processor == "conversation" and roles.get("batcher") == "concat":
+        return "concat cuts documents, and a conversation with pictures is not cut"
+    if kind in TEXTS and processor == "identity" and collator in ("padded", "packed", "vlm"):
         return "items are texts alone, and the collator needs token ids"
     return None
 
@@ -317,7 +337,7 @@ def jobs(combinations: list[Combination]) -> list[Settings]:
 
 def _job(roles: Combination, forms: Mapping[str, Settings], number: int) -> Settings:
     kind = "even" if roles.is_even else "ragged"
-    chats = roles.processor == "chat"
+    chats = roles.processor in CHATS
     job: Settings = {
         "seed": number,
         "lanes": 3,

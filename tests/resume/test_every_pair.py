@@ -129,6 +129,7 @@ def test_every_shipped_role_is_resumed() -> None:
 
 # Roles that go with all others.
 PLAIN = {
+    "source": "parquet",
     "distributor": "mixture",
     "processor": "function",
     "batcher": "simple",
@@ -140,7 +141,7 @@ REFUSED = [
 ] + [
     Combination(**{**PLAIN, "source": kind, "processor": "identity", "collator": collator})
     for kind in TEXTS
-    for collator in ("padded", "packed")
+    for collator in ("padded", "packed", "vlm")
 ]
 
 

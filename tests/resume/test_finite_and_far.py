@@ -11,6 +11,7 @@ from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line, compute
 from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles import MapDistributor, SimpleBatcher
+from penstock.server.roles.batcher import facts_of
 from penstock.server.roles.collators import DefaultBatchCollator
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import PastEnd, PositionFar
@@ -50,7 +51,7 @@ def test_finite_lanes_restore_and_seek_at_every_offset(
             snapshots.append(line.snapshot())
         draws = job.lane_roles(lane)[0].draws
         assert draws is not None
-        assert len(plans) == job.role_sets[0].batcher.batches(draws)
+        assert len(plans) == facts_of(job.role_sets[0].batcher).batches(draws)
 
         for offset, snapshot in enumerate(snapshots):
             restored = SamplePlanner(job, lane, Items(job))

@@ -117,10 +117,12 @@ def write_all(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     from chats import CHATML, write_chat_folder
+    from vision import write_vision_folder
 
     (folder / "roles.py").write_text(MODULE)
     (folder / "lines.py").write_text((Path(__file__).parent / "lines.py").read_text())
     write_chat_folder(folder / "chat", CHATML)
+    write_vision_folder(folder / "kimi", "kimi")
     tokenizer = Tokenizer(models.WordLevel({**{c: ord(c) for c in "abcdefghijk"}, "<eos>": 0}))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from penstock.common import programs
+from penstock.server import roles
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -46,14 +47,18 @@ def product_files(pattern: str) -> set[str]:
 
 
 def test_a_built_in_role_is_where_the_page_says() -> None:
-    """And its tests are named, too."""
+    """And so is what else lists the built-in ones."""
     part = PAGE[PAGE.index("A built-in role") : PAGE.index("A command, such as")]
-    example, named = files_named(part)
+    product, lists = part.split("What lists the roles")
+    example, named = files_named(product)
+    listing = re.findall(r"^\* `([^`]+)`", lists, re.MULTILINE)
 
     assert product_files(rf"\b{example}\b") == named
-    tests = {name for name in re.findall(r"`(tests/[^`]+)`", part) if "golden" not in name}
-    assert tests
-    assert all(example in (ROOT / name).read_text() for name in tests)
+    assert len(listing) == 5
+    type_name = getattr(roles, example).type_name
+    assert all(
+        re.search(rf"\b({example}|{type_name})\b", (ROOT / name).read_text()) for name in listing
+    )
 
 
 def test_a_command_is_where_the_page_says() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
+from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -11,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import pytest
 
 from penstock.server.jobs.registry import KINDS
-from penstock.server.roles.parameters import AtLeast, OneOf, TrueOrFalse, declared
+from penstock.server.roles.parameters import AtLeast, OfType, OneOf, TrueOrFalse, declared
 from penstock.server.roles.role import Role
 from penstock.server.sources import JsonlSource, TokensSource
 from penstock.wire.errors import InvalidJob
@@ -39,6 +40,7 @@ class Derived(Base):
     kind: Annotated[str, OneOf(("one", "two"))] = "one"
     _: KW_ONLY
     strict: Annotated[bool, TrueOrFalse()] = False
+    names: Annotated[Sequence[str], OfType((list, tuple), "a list of names")] = ()
     found: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
@@ -50,7 +52,13 @@ def test_a_subclass_takes_the_parameters_of_its_bases_and_its_own() -> None:
     made = Derived("a", "two", limit=3)
 
     assert str(inspect.signature(Derived)).startswith("(name: str, kind: ")
-    assert list(inspect.signature(Derived).parameters) == ["name", "kind", "strict", "limit"]
+    assert list(inspect.signature(Derived).parameters) == [
+        "name",
+        "kind",
+        "strict",
+        "names",
+        "limit",
+    ]
     assert typing.get_type_hints(Derived.__init__)["limit"] == int | None
     assert (made.both, made.limit, made.strict) == ("a, two", 3, False)
     assert made.parameters() == {"name": "a", "kind": "two", "limit": 3}
@@ -65,6 +73,7 @@ def test_a_subclass_takes_the_parameters_of_its_bases_and_its_own() -> None:
         ({"kind": "tow"}, "kind is 'tow': choose one of one, two; did you mean two?", "kind"),
         ({"kind": None}, "kind is None: choose one of one, two", "kind"),
         ({"strict": "no"}, "strict is 'no': write true or false", "strict"),
+        ({"names": "a"}, "names is 'a': give a list of names", "names"),
     ],
 )
 def test_a_value_out_of_bounds_is_refused(given: dict[str, Any], said: str, key: str) -> None:
@@ -103,9 +112,9 @@ def test_every_bound_of_a_builtin_is_in_the_words_of_the_table(kind: str) -> Non
     for cls in KINDS[kind].builtins.values():
         for name, parameter in inspect.signature(cls.__init__).parameters.items():
             for bound in getattr(parameter.annotation, "__metadata__", ()):
-                if isinstance(bound, AtLeast | OneOf | TrueOrFalse):
+                if isinstance(bound, AtLeast | OfType | OneOf | TrueOrFalse):
                     required = {
-                        each: "x"
+                        each: 9 if kind == "batcher" else "x"
                         for each, its in list(inspect.signature(cls).parameters.items())
                         if its.default is its.empty
                     }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -35,6 +38,15 @@ def test_every_room_is_named_and_stands() -> None:
     assert set(re.findall(r"^\| `([^`]+)`", rooms, re.MULTILINE)) == there | {
         f"{folder}/" for folder in SHARED
     }
+
+
+@pytest.mark.parametrize("folder", [*HALVES, *SHARED])
+def test_the_docstring_of_a_package_names_files_that_are_there(folder: str) -> None:
+    """By `name.py`, each a file of that package."""
+    for package in (ROOT / folder).rglob("__init__.py"):
+        said = ast.get_docstring(ast.parse(package.read_text())) or ""
+        for name in re.findall(r"`(\w+\.py)`", said):
+            assert (package.parent / name).is_file(), f"{package.parent.name}: {name}"
 
 
 def test_every_file_of_the_larger_rooms_is_named_once() -> None:

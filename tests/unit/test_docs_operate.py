@@ -9,7 +9,7 @@ from penstock.common import metric_table as metrics
 from penstock.common import prefetch
 from penstock.server.commands import memory_formula as memory
 from penstock.server.node.demand import made_ahead as node_ahead
-from penstock.server.node.demand.cached import KEPT_BATCHES, KEPT_SHARE
+from penstock.server.node.demand.cached import CACHED_BATCHES, CACHED_SHARE
 from penstock.server.node.demand.lane_state import MAX_LINES_PER_LANE
 from penstock.server.node.demand.made_ahead import AHEAD_PER_WORKER, CHEAP_AHEAD, CHEAP_S, FAR_AHEAD
 from penstock.server.node.workers.arena import IDLE_BYTES, IDLE_TAKES
@@ -33,7 +33,7 @@ def test_memory_is_stated_with_the_figures_that_check_reckons_with() -> None:
     blocks = f"{memory.READING_MIB} MiB, and {memory.DECODING_BLOCKS} decoded block"
     assert f"| reading storage blocks, in each worker | {blocks} |" in PAGE
     assert f"at least {FREE_BYTES >> 20} MiB in each worker" in PAGE
-    kept = f"{KEPT_BATCHES} batches, at most a quarter of `ready_bytes`, and for each reader"
+    kept = f"{CACHED_BATCHES} batches, at most a quarter of `ready_bytes`, and for each reader"
     far, cheap = (f"{times * AHEAD_PER_WORKER}" for times in (FAR_AHEAD, CHEAP_AHEAD))
     far_bytes = f"take {node_ahead.AHEAD_BYTES >> 20} MiB"
     fetched = (
@@ -57,8 +57,8 @@ def test_bounds_are_those_of_the_code() -> None:
     kept = f"up to {NODE_KEPT_BYTES >> 20} MiB more, at most {KEPT_BYTES >> 20} in each worker"
     assert kept in PAGE
     assert f"at most {MAX_LINES_PER_LANE} per lane" in PAGE
-    assert f"{KEPT_BATCHES} batches of a job, or a quarter" in PAGE
-    assert KEPT_SHARE == 4
+    assert f"{CACHED_BATCHES} batches of a job, or a quarter" in PAGE
+    assert CACHED_SHARE == 4
     assert f"empty for {IDLE_TAKES:,} batches, or {IDLE_BYTES >> 20} MiB of them," in PAGE
     assert f"at most {CROWDED} snapshots a lane" in PAGE
 

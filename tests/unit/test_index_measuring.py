@@ -29,7 +29,7 @@ from penstock.server.roles import (
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.roles.condition import Kept
 from penstock.server.sources import ItemsSource
-from penstock.wire.errors import BadItem, InvalidJob
+from penstock.wire.errors import BadBatch, BadItem, InvalidJob
 
 WORDS = ["x " * (7 * n % 23) for n in range(300)]
 ROWS = [{"text": text, "lang": "ed"[n % 2]} for n, text in enumerate(WORDS)]
@@ -233,7 +233,7 @@ def test_a_size_that_is_none_names_the_item(
 ) -> None:
     monkeypatch.setattr(Sized, "says", says)
 
-    with pytest.raises(InvalidJob) as caught:
+    with pytest.raises(BadBatch) as caught:
         measured(job(batcher=Sized(), processor=Split()))
 
     assert said in str(caught.value)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
 from penstock.server.job.job import MAX_LATER, Job
 from penstock.server.jobs.load import load
-from penstock.server.pipeline.later import Fit, WaitingSamples, settle
+from penstock.server.pipeline.later import Fit, WaitingSamples, joins, settle, spare
 from penstock.server.roles import (
     BestFitPackingBatcher,
     ConcatPackingBatcher,
@@ -25,6 +25,7 @@ from penstock.server.roles import (
     SequentialPackingBatcher,
     SimpleBatcher,
 )
+from penstock.server.roles.batcher import facts_of
 from penstock.server.roles.batchers import BUILTIN_BATCHERS
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import InvalidJob
@@ -104,14 +105,15 @@ def test_what_joins_a_row_leaves_it_as_it_might_have_been_packed(name: str) -> N
     """No row is longer than its batcher makes them, or has an item twice; whatever it holds."""
     batcher = BATCHERS[name]
     row = [SampleRef(ItemRef("main", n, 0), 0, 10) for n in range(2)]
-    joins = [
+    facts = facts_of(batcher)
+    found = [
         size
         for size in range(1, 100)
-        if batcher.joins(row, SampleRef(ItemRef("main", 9, 0), 0, size))
+        if joins(facts, row, SampleRef(ItemRef("main", 9, 0), 0, size))
     ]
 
-    assert joins == (list(range(1, 13)) if batcher.spare(row) == 12 else [])
-    assert not batcher.joins(row, SampleRef(ItemRef("main", 1, 3), 0, 1))
+    assert found == (list(range(1, 13)) if spare(facts, row) == 12 else [])
+    assert not joins(facts, row, SampleRef(ItemRef("main", 1, 3), 0, 1))
     assert type(batcher) in BUILTIN_BATCHERS.values()
 
 

@@ -108,7 +108,7 @@ class _Play:
             if self.rng.random() < 0.02:
                 await self.leave()
             if self.rng.random() < 0.05:
-                await self.node.shelf.save()
+                await self.node.snapshots.save()
         for reader, owed in self.owed.items():
             if owed:
                 self.node.extend(reader, owed[-1] + 1)
@@ -120,10 +120,10 @@ class _Play:
             self.node.leave(reader)
         while self.answer():
             await self.node.settle()
-        one.kept.shed()
+        one.cached.shed()
         for worker in self.node.workers:
             assert all(reader.spans == 0 for reader in worker.arenas.values())
-        assert (one.ready_bytes, one.kept.nbytes, one.making) == (0, 0, 0)
+        assert (one.ready_bytes, one.cached.nbytes, one.making) == (0, 0, 0)
         assert all(len(lane.lines) <= 8 for lane in one.lanes)
 
     async def finish(self) -> None:
@@ -166,7 +166,7 @@ async def test_every_reader_gets_its_own_bytes(
 
 
 @pytest.mark.parametrize("plan", PLANS[1:3], ids=["sized", "choosy"])
-async def test_the_books_do_not_grow_with_the_run(
+async def test_the_ledger_does_not_grow_with_the_run(
     plan: tuple[str, str, int], tmp_path: Path
 ) -> None:
     """After a thousand batches a node holds what it held after a hundred."""
@@ -189,12 +189,12 @@ async def test_the_books_do_not_grow_with_the_run(
                 lines = [line for hand in node.hands for line in hand.side.lines.by_number.values()]
                 sizes[position] = {
                     "entries": len(one.entries),
-                    "kept": len(one.kept.batches),
+                    "kept": len(one.cached.batches),
                     "plans": max(len(lane.plans) for lane in one.lanes),
                     "wanted": max(len(lane.wanted) for lane in one.lanes),
                     "starts": max(len(lane.starts) + len(lane.deaths) for lane in one.lanes),
                     "lines": len(lines),
-                    "unsaved": len(node.shelf.unsaved),
+                    "unsaved": len(node.snapshots.unsaved),
                     "arenas": sum(len(worker.arenas) for worker in node.workers),
                 }
                 held = [len(line.planner.samples) + len(line.planner.ahead) for line in lines]

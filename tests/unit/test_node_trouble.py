@@ -350,7 +350,7 @@ async def test_one_refused_snapshot_costs_the_other_lanes_nothing(store: SqliteS
         node.extend(reader, 3 * 17)
         await run_until_idle(node, {reader: got})
         assert len(got) == 51
-        await node.shelf.save()
+        await node.snapshots.save()
 
         for lane in (0, 2):
             found = await store.nearest_snapshot(job.log_id, lane, 100)
@@ -514,11 +514,11 @@ async def test_a_cancelled_stream_lets_its_batch_go(store: SqliteStore) -> None:
                 await node.settle()
 
         one = node.log(node.jobs["job"])
-        one.kept.shed()
+        one.cached.shed()
         assert not one.readers
         assert not service.streams
         assert not one.entries
-        assert (one.ready_bytes, one.kept.nbytes, one.making) == (0, 0, 0)
+        assert (one.ready_bytes, one.cached.nbytes, one.making) == (0, 0, 0)
         assert all(arena.spans == 0 for hand in node.hands for arena in hand.arenas.values())
     finally:
         await node.close()
@@ -591,7 +591,7 @@ async def test_a_snapshot_that_differs_stops_its_lane(store: SqliteStore, name: 
         first = node.take(reader)
         assert first is not None
         assert reader.pending[1].body is not None
-        await node.shelf.save()
+        await node.snapshots.save()
 
         with pytest.raises(LogDiverged, match="snapshot of lane 1 at offset 4") as caught:
             node.take(reader)
@@ -606,7 +606,7 @@ async def test_a_snapshot_that_differs_stops_its_lane(store: SqliteStore, name: 
         assert entry is not None
         assert entry.key.position == 2
         assert node.log(node.jobs[name]).ready_bytes >= 0
-        assert not node.shelf.unsaved
+        assert not node.snapshots.unsaved
     finally:
         await node.close()
 

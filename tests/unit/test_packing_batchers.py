@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.server import packing
 from penstock.server.core.refs import ItemRef, Rows, SampleRef, Span
-from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher, facts_of
 from penstock.server.roles.batchers import (
     BestFitPackingBatcher,
     PoolPackingBatcher,
@@ -66,9 +66,9 @@ def test_simple_arithmetic_is_what_adding_gives() -> None:
 
                 groups = run(batcher, refs)
 
-                assert batcher.batches(draws) == len(groups)
+                assert facts_of(batcher).batches(draws) == len(groups)
                 for offset, group in enumerate(groups):
-                    before = batcher.draws_before(offset)
+                    before = facts_of(batcher).draws_before(offset)
                     assert group == [[ref] for ref in refs[before : before + batch_size]]
                 dropped = draws - sum(len(group) for group in groups)
                 assert batcher.dropped() == {"tail": dropped}
@@ -105,10 +105,9 @@ def test_sequential_by_count_needs_no_sizes() -> None:
 
     assert indices(groups) == [[0, 1], [2]]
     assert not batcher.needs_sizes
-    batcher.check_keys(["image"])
     assert SequentialPackingBatcher(9).needs_sizes
-    assert SequentialPackingBatcher(9).batches(5) is None
-    assert SequentialPackingBatcher(9).draws_before(5) is None
+    assert facts_of(SequentialPackingBatcher(9)).batches(5) is None
+    assert facts_of(SequentialPackingBatcher(9)).draws_before(5) is None
 
 
 def test_sequential_by_count_is_arithmetic() -> None:
@@ -120,8 +119,8 @@ def test_sequential_by_count_is_arithmetic() -> None:
 
             groups = run(batcher, refs)
 
-            assert batcher.batches(draws) == len(groups)
-            starts = [batcher.draws_before(offset) for offset in range(len(groups))]
+            assert facts_of(batcher).batches(draws) == len(groups)
+            starts = [facts_of(batcher).draws_before(offset) for offset in range(len(groups))]
             firsts = [refs.index(group[0][0]) for group in groups]
             assert starts == firsts
             assert [ref for group in groups for row in group for ref in row] == refs
@@ -141,8 +140,8 @@ def test_what_derives_from_sequential_is_still_told_sizes() -> None:
 
     assert indices(run(batcher, refs_of([1, 9, 2]))) == [[0, 2]]
     assert batcher.needs_sizes
-    assert batcher.batches(3) is None
-    assert batcher.draws_before(1) is None
+    assert facts_of(batcher).batches(3) is None
+    assert facts_of(batcher).draws_before(1) is None
 
 
 # --- pool ----------------------------------------------------------------------------------------
@@ -264,7 +263,7 @@ def test_best_fit_makes_the_rows_of_its_obvious_form(
     """The largest first, or one overdue, then the largest that fits and is not in the row yet."""
     refs = refs_of(sizes, items)
 
-    groups = run(BestFitPackingBatcher(limit, pool_size, rows), refs)
+    groups = run(BestFitPackingBatcher(limit, pool_size, rows=rows), refs)
 
     expected = list(slow_best_fit(refs, limit, pool_size))
     assert [row for group in groups for row in group] == expected

@@ -83,7 +83,7 @@ def test_first_fit_with_enough_open_rows_is_first_fit(sizes: list[int]) -> None:
 @given(sizes=st.lists(st.integers(1, 40), max_size=60), rows=st.integers(1, 3))
 def test_next_fit_keeps_the_order_past_long_samples(sizes: list[int], rows: int) -> None:
     """Its rows are those of the function, one after another, a long sample alone among them."""
-    packed = rows_of(NextFitPackingBatcher(LIMIT, rows, overlong="alone"), refs_of(sizes))
+    packed = rows_of(NextFitPackingBatcher(LIMIT, rows=rows, overlong="alone"), refs_of(sizes))
 
     assert numbers(packed) == packing.next_fit(sizes, LIMIT)
 

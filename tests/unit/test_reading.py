@@ -19,9 +19,9 @@ def test_what_an_epoch_reads_is_known_from_borders_alone(blocks: int, workers: i
     """Each border between two workers costs one block more, or none where it lies between two."""
     groups = 16
     order = BlockOrder([97] * blocks, groups, 4, 7, 0, "main")
-    homes = GroupAssignment(groups)
-    homes.settle(range(workers))
-    of = {(homes.of(p % groups), order[p] // 97) for p in range(len(order))}
+    assignment = GroupAssignment(groups)
+    assignment.settle(range(workers))
+    of = {(assignment.of(p % groups), order[p] // 97) for p in range(len(order))}
     told = reading(groups, 5, blocks).amplification(workers)
 
     assert told is not None

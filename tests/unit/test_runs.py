@@ -24,6 +24,7 @@ from penstock.server.roles import (
     Sample,
     SampleBatcher,
 )
+from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.roles.collators import PackedCollator
 from penstock.server.roles.distributors.mixture import MixtureDraws
@@ -356,11 +357,11 @@ class Mine(BestFitPackingBatcher):
 
 
 class Both(Mine):
-    """One that takes several at a time, in a way of its own."""
+    """One that says which samples it keeps."""
 
-    def add_run(self, refs: Sequence[SampleRef]) -> tuple[int, list[Rows]]:
-        """Take one."""
-        return 1, self.add(refs[0])
+    def facts(self) -> BatcherFacts:
+        """Return what the base promises: it holds."""
+        return super().facts()
 
 
 class Odd(MapDistributor):
@@ -455,12 +456,12 @@ def test_a_draw_that_fails_names_the_distributor(monkeypatch: pytest.MonkeyPatch
         (Both(32), None, True),
         (BestFitPackingBatcher(32), Odd(), False),
     ],
-    ids=["batcher", "batcher-with-runs", "distributor"],
+    ids=["batcher", "batcher-with-facts", "distributor"],
 )
 def test_roles_of_users_get_draws_one_by_one(
     batcher: SampleBatcher, distributor: MapDistributor | None, together: bool
 ) -> None:
-    """Only a class that says how it takes several at a time is given them."""
+    """Only a class that says which samples it keeps is given several at a time."""
     source = Told([1 + n % 31 for n in range(50)])
     job = Job(source, distributor, batcher=batcher, collator=PackedCollator(), lanes=1)
     with one_by_one():
@@ -473,20 +474,3 @@ def test_roles_of_users_get_draws_one_by_one(
     assert bool(seen) is together
     if isinstance(batcher, Mine):
         assert b'"longest":31' in found[-1].snapshot
-
-
-class Greedy(BestFitPackingBatcher):
-    """A user's packer that says it took more than there was."""
-
-    version: ClassVar[int | str | None] = 1
-
-    def add_run(self, refs: Sequence[SampleRef]) -> tuple[int, list[Rows]]:
-        """Take none, and say so wrongly."""
-        return len(refs) + 1, []
-
-
-def test_a_batcher_that_takes_more_than_there_is_is_named() -> None:
-    job = Job(Told([5] * 9), batcher=Greedy(32), collator=PackedCollator(), lanes=1)
-
-    with pytest.raises(PenstockError, match=r"Greedy.*add_run\(\).*took 257 of 256"):
-        SamplePlanner(job, 0, Items(job)).next()

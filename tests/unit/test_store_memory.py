@@ -17,7 +17,7 @@ from penstock.server.store.records import (
     Halt,
     JobRecord,
     Latest,
-    LogNews,
+    LogChanges,
     Seen,
     SnapshotRecord,
 )
@@ -94,17 +94,17 @@ async def test_a_store_tells_what_another_one_over_the_same_memory_has_done() ->
     here, there = await opened(memory), await opened(memory)
     await there.add_verdict(LOG, bad(0), SEEN)
     await there.begin(BeginRequest(JOB, "run", "t1", 0, 1))
-    known = (await here.news(LOG, None)).change
+    known = (await here.changes(LOG, None)).change
 
     made = await there.add_verdict(LOG, bad(1), SEEN)
     halt = await there.add_halt(LOG, Halt(1, 7, "bad_item", "it is damaged", {"item": 3}, "b"))
     await there.begin(BeginRequest(JOB, "run", "t2", 0, 1, owner="ada"))
     [released] = await there.release_verdicts(LOG, "main", 0, SEEN)
-    found = await here.news(LOG, known)
+    found = await here.changes(LOG, known)
 
     assert found.verdicts == [released, made]
     assert found.halts == [halt]
-    assert await here.news(LOG, found.change) == LogNews(found.change, [], [])
+    assert await here.changes(LOG, found.change) == LogChanges(found.change, [], [])
     assert await here.latest([("code", "run")]) == [Latest(2, "ada", "begin", 0)]
     with pytest.raises(StaleGeneration):
         await here.commit("code", "run", "t1", 1, 0, 5)

@@ -74,18 +74,18 @@ async def test_a_kept_store_goes_on(tmp_path: Path, number: int) -> None:
     with pytest.raises(StaleGeneration):
         await store.commit("packed", "run", "first", 1, 0, 99)
     begun = await store.begin(BeginRequest(job, "run", "third", 0, 1))
-    news = await store.news(log_id, 0)
+    changes = await store.changes(log_id, 0)
     halt = await store.add_halt(log_id, Halt(1, 50, "bad_item", "it is damaged", {}, "node"))
     [again] = await store.release_verdicts(log_id, "main", 7, Seen(Order(2)))
-    later = await store.news(log_id, news.change)
+    later = await store.changes(log_id, changes.change)
     await store.close()
 
     assert (begun.generation, begun.start_step) == (group["generation"] + 1, group["cursor"])
-    found = [[one.stage, list(one.item), *one[2:]] for one in news.verdicts]
+    found = [[one.stage, list(one.item), *one[2:]] for one in changes.verdicts]
     assert found == expected["packed"]["verdicts"]
-    assert news.change >= len(news.verdicts) == 3
+    assert changes.change >= len(changes.verdicts) == 3
     assert [again.stage, list(again.item), *again[2:]] in found, "it was released before"
-    assert later == (news.change + 1, [], [halt])
+    assert later == (changes.change + 1, [], [halt])
 
 
 @pytest.mark.parametrize("number", FORMATS)

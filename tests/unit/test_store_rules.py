@@ -431,8 +431,8 @@ def test_changes_of_a_log_are_counted_without_gaps_or_repeats() -> None:
     def halted(store: Store) -> Coroutine[Any, Any, Any]:
         return store.add_halt(LOG, Halt(0, 1, "bad_item", "why", {"a": 1}, "n"))
 
-    def news(memory: Memory, after: int) -> Any:
-        return finish(Timeless(memory).news(LOG, after))
+    def changes(memory: Memory, after: int) -> Any:
+        return finish(Timeless(memory).changes(LOG, after))
 
     for history in itertools.product((made(0), made(1), released, halted), repeat=5):
         memory, last = Memory(), 0
@@ -441,12 +441,12 @@ def test_changes_of_a_log_are_counted_without_gaps_or_repeats() -> None:
             halts = len(memory.tables[HaltRow].rows)
             finish(operation(Timeless(memory)))
             changed = [one for one in finish(Timeless(memory).verdicts(LOG)) if one not in before]
-            found = news(memory, last)
+            found = changes(memory, last)
             assert found.verdicts == changed
             assert len(found.halts) == len(memory.tables[HaltRow].rows) - halts
             assert found.change == last + len(found.verdicts) + len(found.halts)
             last = found.change
-            assert news(memory, last) == (last, [], [])
+            assert changes(memory, last) == (last, [], [])
 
 
 def test_halts_are_bounded() -> None:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from penstock.server.job.job import Job
-from penstock.server.node.demand import cached as kept
+from penstock.server.node.demand import cached
 from penstock.server.node.demand import lane_state as lanes
 from penstock.server.node.demand.stream_demand import StreamDemand
 from penstock.server.node.supply.worker_pool import Hear, Lose
@@ -149,7 +149,7 @@ class World:
         elif roll < 0.21:
             await self.node.release(self.job, "main", dice.randrange(ITEMS))
         elif roll < 0.22:
-            await self.node.shelf.save()
+            await self.node.snapshots.save()
         elif roll < 0.23:
             hand = dice.choice(self.hands)
             if hand.busy is None and not hand.dead:
@@ -196,7 +196,7 @@ async def test_what_was_given_at_an_address_is_given_there_for_ever(
 ) -> None:
     """Thousands of random turns; replays are frequent, for next to nothing is kept."""
     monkeypatch.setattr(lanes, "KEPT_PLANS", lanes.PLANS_AHEAD + 1)
-    monkeypatch.setattr(kept, "KEPT_BATCHES", 1)
+    monkeypatch.setattr(cached, "CACHED_BATCHES", 1)
     given = again = verdicts = 0
     for seed in range(SEEDS):
         Fickle.bad = set()

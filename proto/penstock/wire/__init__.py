@@ -13,6 +13,7 @@ processes can use it.
 * `penstock.wire.errors`: every error, its stable code and its gRPC status.
 * `penstock.wire.attempt_names`: what an attempt is called after a seek.
 * `penstock.wire.transports`: what a Loader talks to.
+* `penstock.wire.lazy_names`: names of a package that are imported when they are asked for.
 * `penstock.common.programs`: the commands of both programs, and which program has which.
 * `penstock.common.terminal`: texts of others, harmless in a terminal.
 * `penstock.common.malloc`: glibc, told to keep memory for messages.

@@ -185,7 +185,7 @@ async def _serve(
         ending.begin(grace_s)
         await ending.stage("drain", lambda: _drain(node, service, ending.left_s(), at_once))
         if at_once.is_set():
-            ending.hurry()
+            ending.end_now()
     logger.info("stopped", took_s=ending.took_s(), stages_s=ending.stages_s)
     return 1 if failed.is_set() else 0
 
@@ -257,7 +257,7 @@ class Ending:
         self._deadline = self._begun + grace_s
         self._kept_s = min(ENDING_S, ENDING_SHARE * grace_s)
 
-    def hurry(self) -> None:
+    def end_now(self) -> None:
         """End at once: nothing that hangs is waited for."""
         self._deadline = min(self._deadline, time.monotonic())
 

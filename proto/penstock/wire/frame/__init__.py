@@ -26,111 +26,76 @@ What comes from the network is checked before anything is allocated by it, and `
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.wire.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from penstock.wire.frame.body_layout import BodyLayout
-    from penstock.wire.frame.completing import complete, completed, sent_bytes
-    from penstock.wire.frame.decode import (
-        TensorMaker,
-        bfloat16_dtype,
-        decode_entries,
-        decode_values,
-        numpy_maker,
-    )
-    from penstock.wire.frame.entries import Entries, ValueEntry, read_entries, tensors_of
-    from penstock.wire.frame.octets import Buffer, crc32c, extend_crc32c
-    from penstock.wire.frame.read_messages import (
-        ChunkView,
-        Reply,
-        batch_messages,
-        bundle,
-        parse_replies,
-        parse_reply,
-    )
-    from penstock.wire.frame.record import MAX_HEADER_BYTES, write_body, write_header
-    from penstock.wire.frame.refused import check_chunk, check_crc, check_header
-    from penstock.wire.frame.seal import check_sealed, read_header, with_position, without_samples
-
-_FILES = {
-    "check_chunk": "refused",
-    "check_crc": "refused",
-    "check_header": "refused",
-    "complete": "completing",
-    "completed": "completing",
-    "sent_bytes": "completing",
-    "TensorMaker": "decode",
-    "bfloat16_dtype": "decode",
-    "decode_entries": "decode",
-    "decode_values": "decode",
-    "numpy_maker": "decode",
-    "Entries": "entries",
-    "ValueEntry": "entries",
-    "read_entries": "entries",
-    "tensors_of": "entries",
-    "BodyLayout": "body_layout",
-    "ChunkView": "read_messages",
-    "Reply": "read_messages",
-    "batch_messages": "read_messages",
-    "bundle": "read_messages",
-    "parse_replies": "read_messages",
-    "parse_reply": "read_messages",
-    "Buffer": "octets",
-    "crc32c": "octets",
-    "extend_crc32c": "octets",
-    "MAX_HEADER_BYTES": "record",
-    "write_body": "record",
-    "write_header": "record",
-    "check_sealed": "seal",
-    "read_header": "seal",
-    "with_position": "seal",
-    "without_samples": "seal",
-}
-"""Whoever only writes batches loads nothing that reads them."""
-
-
-if not TYPE_CHECKING:  # a type checker shall miss what is not there
-
-    def __getattr__(name: str) -> Any:
-        if name not in _FILES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
-        globals()[name] = value
-        return value
-
-
-__all__ = [
-    "MAX_HEADER_BYTES",
-    "BodyLayout",
-    "Buffer",
-    "ChunkView",
-    "Entries",
-    "Reply",
-    "TensorMaker",
-    "ValueEntry",
-    "batch_messages",
-    "bfloat16_dtype",
-    "bundle",
-    "check_chunk",
-    "check_crc",
-    "check_header",
-    "check_sealed",
-    "complete",
-    "completed",
-    "crc32c",
-    "decode_entries",
-    "decode_values",
-    "extend_crc32c",
-    "numpy_maker",
-    "parse_replies",
-    "parse_reply",
-    "read_entries",
-    "read_header",
-    "sent_bytes",
-    "tensors_of",
-    "with_position",
-    "without_samples",
-    "write_body",
-    "write_header",
-]
+    from penstock.wire.frame.body_layout import BodyLayout as BodyLayout
+    from penstock.wire.frame.completing import complete as complete
+    from penstock.wire.frame.completing import completed as completed
+    from penstock.wire.frame.completing import sent_bytes as sent_bytes
+    from penstock.wire.frame.decode import TensorMaker as TensorMaker
+    from penstock.wire.frame.decode import bfloat16_dtype as bfloat16_dtype
+    from penstock.wire.frame.decode import decode_entries as decode_entries
+    from penstock.wire.frame.decode import decode_values as decode_values
+    from penstock.wire.frame.decode import numpy_maker as numpy_maker
+    from penstock.wire.frame.entries import Entries as Entries
+    from penstock.wire.frame.entries import ValueEntry as ValueEntry
+    from penstock.wire.frame.entries import read_entries as read_entries
+    from penstock.wire.frame.entries import tensors_of as tensors_of
+    from penstock.wire.frame.octets import Buffer as Buffer
+    from penstock.wire.frame.octets import crc32c as crc32c
+    from penstock.wire.frame.octets import extend_crc32c as extend_crc32c
+    from penstock.wire.frame.read_messages import ChunkView as ChunkView
+    from penstock.wire.frame.read_messages import Reply as Reply
+    from penstock.wire.frame.read_messages import batch_messages as batch_messages
+    from penstock.wire.frame.read_messages import bundle as bundle
+    from penstock.wire.frame.read_messages import parse_replies as parse_replies
+    from penstock.wire.frame.read_messages import parse_reply as parse_reply
+    from penstock.wire.frame.record import MAX_HEADER_BYTES as MAX_HEADER_BYTES
+    from penstock.wire.frame.record import write_body as write_body
+    from penstock.wire.frame.record import write_header as write_header
+    from penstock.wire.frame.refused import check_chunk as check_chunk
+    from penstock.wire.frame.refused import check_crc as check_crc
+    from penstock.wire.frame.refused import check_header as check_header
+    from penstock.wire.frame.seal import check_sealed as check_sealed
+    from penstock.wire.frame.seal import read_header as read_header
+    from penstock.wire.frame.seal import with_position as with_position
+    from penstock.wire.frame.seal import without_samples as without_samples
+else:  # what only writes batches loads nothing that reads them
+    _FILES = {
+        "check_chunk": "refused",
+        "check_crc": "refused",
+        "check_header": "refused",
+        "complete": "completing",
+        "completed": "completing",
+        "sent_bytes": "completing",
+        "TensorMaker": "decode",
+        "bfloat16_dtype": "decode",
+        "decode_entries": "decode",
+        "decode_values": "decode",
+        "numpy_maker": "decode",
+        "Entries": "entries",
+        "ValueEntry": "entries",
+        "read_entries": "entries",
+        "tensors_of": "entries",
+        "BodyLayout": "body_layout",
+        "ChunkView": "read_messages",
+        "Reply": "read_messages",
+        "batch_messages": "read_messages",
+        "bundle": "read_messages",
+        "parse_replies": "read_messages",
+        "parse_reply": "read_messages",
+        "Buffer": "octets",
+        "crc32c": "octets",
+        "extend_crc32c": "octets",
+        "MAX_HEADER_BYTES": "record",
+        "write_body": "record",
+        "write_header": "record",
+        "check_sealed": "seal",
+        "read_header": "seal",
+        "with_position": "seal",
+        "without_samples": "seal",
+    }
+    __getattr__, __all__ = lazy_names(__name__, _FILES), [*_FILES]

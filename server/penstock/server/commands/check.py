@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
+from penstock.server.commands.contact_sheet import ContactSheet
 from penstock.server.commands.error_text import report
 from penstock.server.commands.measure import WINDOWS, JobMeasures, examine
 from penstock.server.commands.mixture_shares import part_rows
@@ -17,10 +20,12 @@ from penstock.server.commands.purity import gather_elsewhere
 from penstock.server.commands.say import say
 from penstock.server.commands.set_option import set_option
 from penstock.server.commands.sheet import Sheet, block, counted
+from penstock.server.commands.show import computed_batches
 from penstock.server.commands.side_by_side import measure_together
+from penstock.server.job.job import Job
 from penstock.server.jobs.load import Config, load
 from penstock.server.store.recorded import version_warning
-from penstock.wire.errors import PenstockError
+from penstock.wire.errors import PastEnd, PenstockError
 
 _SAMPLE_CHARS = 400
 
@@ -42,6 +47,12 @@ NO_ALLOCATOR = "of the system: with jemalloc or mimalloc tokenizing takes a thir
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
 @click.option(
+    "--pictures",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write a contact sheet, a PNG: pictures and text of the log's first batches.",
+)
+@click.option(
     "-v", "--verbose", is_flag=True, help="Also how storage is read: groups, blocks, amplification."
 )
 @set_option
@@ -51,6 +62,7 @@ def check(
     items: int,
     batches: int,
     as_json: bool,
+    pictures: Path | None,
     verbose: bool,
     assignments: tuple[str, ...],
 ) -> int:
@@ -72,6 +84,8 @@ def check(
     """  # noqa: D301 - \b is for click
     config = load(file, assignments=assignments)
     names = [job] if job is not None else list(config.jobs)
+    if pictures is not None and len(names) > 1:
+        raise click.UsageError(f"--pictures is of one job: name one of {', '.join(names)}")
     results: list[dict[str, Any]] = []
     failed = False
     for name in names:
@@ -92,11 +106,22 @@ def check(
             results.append({"ok": True, **measured.to_json()})
             if not as_json:
                 say(render(measured, verbose=verbose))
+            if pictures is not None:
+                _draw(config.job(name), batches, pictures)
             if warning := version_warning(config.server.store, config.base, config.job(name)):
                 say(f"penstockd: {warning}", error=True)
     if as_json:
         click.echo(json.dumps({"ok": not failed, "jobs": results}, default=str))
     return 2 if failed else 0
+
+
+def _draw(job: Job, batches: int, file: Path) -> None:
+    """Write the contact sheet of a log's first batches, as many as there are of these."""
+    sheet = ContactSheet(job)
+    with contextlib.suppress(PastEnd):
+        for computed in computed_batches(job, range(batches), 1, share=None):
+            sheet.add(computed, 1)
+    sheet.write(file)
 
 
 def _naming(name: str, error: PenstockError) -> PenstockError:

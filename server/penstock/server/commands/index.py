@@ -123,8 +123,8 @@ def _make(
     makings = [Making(each[roles.number], url, options) for roles, url, options in wanted]
     check_apart(job, wanted, makings)
     told = job.name, job.definition, {number: found.inputs for number, found in each.items()}
-    sources = [source for found in each.values() for source in found.job.sources.values()]
-    files_fd = pack_catalogs([catalog for source in sources for catalog in source.hand_over()])
+    known = [catalog for found in each.values() for catalog in found.job.hand_over()]
+    files_fd = pack_catalogs(known)
     try:
         count, deadline_s = workers or config.server.worker_count, config.server.item_seconds
         measure: Engine = MeasuringPool(*told, count, deadline_s, files_fd).run

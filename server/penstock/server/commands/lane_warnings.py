@@ -21,7 +21,7 @@ def warnings_of_lanes(roles: RoleSet) -> list[str]:
     if roles.items is None or drawn is None or roles.planned is not None:
         return []  # the length of a stream is unknown, and planned lanes have no pools
     what = f"{drawn:,} {'items' if drawn == roles.items else 'draws of an epoch'}"
-    pool, lanes, of = roles.batcher.chooses_from(), roles.lanes, ""
+    pool, lanes, of = roles.batcher_facts.pool, roles.lanes, ""
     if roles.name:
         of = f" of {roles.name!r}"
     # Of a single epoch nothing mixes: a small validation set may have as many lanes as it likes.

@@ -7,7 +7,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 from penstock.common.batch_text import documents, ids_text, summary
@@ -22,8 +21,9 @@ from penstock.server.commands.plan_windows import Apart
 from penstock.server.commands.progress import Say, silent
 from penstock.server.commands.side_by_side import SideBySide
 from penstock.server.commands.token_text import decoder
-from penstock.server.core.refs import ItemRef, SampleRef
+from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
+from penstock.server.pipeline.batching import Batching
 from penstock.server.pipeline.items import Items, Outcome
 from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.known_verdicts import Quarantined
@@ -32,15 +32,11 @@ from penstock.server.pipeline.processing import Filtered
 from penstock.server.planning.log.planned_log import planned_log
 from penstock.server.planning.report.planned_figures import check_fits
 from penstock.server.process.allocator import chosen
-from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.batchers import PoolPackingBatcher, SimpleBatcher
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.reading import MOST_AMPLIFICATION
-from penstock.server.roles.samples import Sample
-from penstock.server.usercode.contained import contained
-from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.server.usercode.held_bytes import held_bytes
-from penstock.wire.errors import BadBatch, BadItem, PenstockError
+from penstock.wire.errors import BadItem
 from penstock.wire.frame import read_header
 
 MAX_BATCHES, MAX_SECONDS = 64, 5.0
@@ -211,7 +207,7 @@ def examine(
     for stage in ("fetch", "process"):
         found.ms[f"{stage} per item"] = 1000 * watch.seconds[stage] / max(1, len(refs))
     _count_outcomes(found, outcomes)
-    seconds_batching = _batching_seconds(job, refs, outcomes, found.quarantined)
+    seconds_batching = _batching_seconds(items, refs, outcomes, found.quarantined)
     if seconds_batching is not None:
         found.ms["batch per item"] = 1000 * seconds_batching / max(1, len(refs))
     if any(roles.planned is not None for roles in job.role_sets):
@@ -325,12 +321,15 @@ def _sample_bytes(outcomes: Sequence[Outcome]) -> float:
 
 
 def _batching_seconds(
-    job: Job, refs: Sequence[ItemRef], outcomes: Sequence[Outcome], quarantined: dict[str, int]
+    items: Items,
+    refs: Sequence[ItemRef],
+    outcomes: Sequence[Outcome],
+    quarantined: dict[str, int],
 ) -> float | None:
     """Return what the batcher alone takes for these samples; None where all of it is planned.
 
     Args:
-        job: The job.
+        items: Those of the job.
         refs: Items.
         outcomes: What became of each of them.
         quarantined: Counts of bad items by reason; those that the batcher refuses are added where
@@ -340,37 +339,31 @@ def _batching_seconds(
         BadItem: The batcher refuses a sample, and the job's policy is to stop.
         BadBatch: The batcher fails; carries the user's traceback.
     """
+    job = items.job
     batchers = {
-        roles.number: roles.batcher.clone() for roles in job.role_sets if roles.planned is None
+        roles.number: Batching(job, 0, roles, items)
+        for roles in job.role_sets
+        if roles.planned is None
     }
     if not batchers:
         return None
     begin = time.perf_counter()
     for ref, outcome in zip(refs, outcomes, strict=True):
-        batcher = batchers.get(job.roles_of(ref.source).number)
-        if batcher is None or isinstance(outcome, Filtered | Quarantined):
+        batching = batchers.get(job.roles_of(ref.source).number)
+        if batching is None or isinstance(outcome, Filtered | Quarantined):
             continue
         try:
-            for part, sample in enumerate(outcome):
-                size = contained(partial(_size, batcher, sample))
-                content = sample if batcher.needs_content else None
-                contained(partial(batcher.add, SampleRef(ref, part, size), content))
+            batching.add(batching.refs(ref, outcome, 0), outcome, 0)
+            batching.forget(())
         except BadItem as error:
             if job.on_item_error == "stop":
                 raise
             reason = error.reason or error.message
             quarantined[reason] = quarantined.get(reason, 0) + 1
-        except PenstockError:
-            raise
-        except Exception as error:
-            raise BadBatch(
-                f"{batcher.code_of()} fails on a sample of item {ref} of job {job.name!r} "
-                f"with {error_line(error)}; the sample has {', '.join(sample)}",
-                traceback=user_traceback(error),
-            ) from error
     seconds = time.perf_counter() - begin
-    for batcher in batchers.values():
-        batcher.state()  # a value that cannot be in a snapshot is found here, not hours later
+    for batching in batchers.values():
+        # A value that cannot be in a snapshot is found here, not hours later.
+        batching.batcher.state()
     return seconds
 
 
@@ -387,10 +380,6 @@ def _packing_seconds(job: Job) -> float:
     for stream in streams:
         stream.window(0)
     return (time.perf_counter() - begin) / len(streams)
-
-
-def _size(batcher: SampleBatcher, sample: Sample) -> int:
-    return batcher.size_of(sample) if batcher.needs_sizes else 0
 
 
 def _count_batches(found: JobMeasures, batches: Sequence[Computed]) -> None:

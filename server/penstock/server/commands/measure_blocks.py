@@ -31,11 +31,11 @@ class _Teller:
     """Says how far a block is, now and then."""
 
     def __init__(self, out: BinaryIO) -> None:
-        self._out, self._told_s = out, time.monotonic()
+        self._out, self._reported_s = out, time.monotonic()
 
     def __call__(self, done: int) -> None:
-        if (now := time.monotonic()) - self._told_s >= TELL_S:
-            self._told_s = now
+        if (now := time.monotonic()) - self._reported_s >= TELL_S:
+            self._reported_s = now
             say(self._out, {"done": done})
 
 

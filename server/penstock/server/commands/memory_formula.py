@@ -15,7 +15,7 @@ from typing import Any
 from penstock.common.prefetch import fitting_ahead
 from penstock.server.job.job import Job
 from penstock.server.job.role_set import RoleSet
-from penstock.server.node.demand.cached import most_kept
+from penstock.server.node.demand.cached import most_cached_bytes
 from penstock.server.node.demand.made_ahead import batches_beyond
 from penstock.server.node.supply.counting import count_processes
 from penstock.server.pipeline.draws_ahead import waiting_samples
@@ -130,7 +130,7 @@ def node_memory(
     packages = sum(size for name, size in PACKAGES_MIB.items() if name in imported)
     worker = WORKER_MIB + packages + TOKENIZING_MIB * ("tokenizers" in imported)
     spread = BATCHES_SPREAD if workers > 1 else 1.0
-    kept = most_kept(ready_bytes, batch_bytes)
+    kept = most_cached_bytes(ready_bytes, batch_bytes)
     beyond = batches_beyond(workers, batch_bytes)
     ahead = min(ready_bytes, (fitting_ahead(batch_bytes) + beyond) * batch_bytes)
 
@@ -187,7 +187,7 @@ def _blocks_bytes_of(roles: RoleSet, workers: int, share: float) -> float:
 def _blocks_bytes_read(roles: RoleSet, reading: Reading, workers: int, share: float) -> float:
     # Without groups every worker holds what the lanes draw from.
     held = reading.held * (share / workers if reading.groups else 1)
-    bounds = [source.most_kept_bytes() for source in roles.blocked_sources(reading)]
+    bounds = [source.most_cached_bytes() for source in roles.blocked_sources(reading)]
     if reading.blocks is None:
         bounds = [CACHE_BYTES if bound is None else bound for bound in bounds]
     known = [bound for bound in bounds if bound is not None]

@@ -312,7 +312,7 @@ def pass_start(
         parts = line.job.lane_roles(line.lane)
         # What is planned comes out of no pool: its first rows are like all others.
         drawn = [part.roles for part in parts if part.roles.planned is None]
-        pool = sum(roles.batcher.chooses_from() or 0 for roles in drawn)
+        pool = sum(roles.batcher_facts.pool or 0 for roles in drawn)
         if not pool:
             continue
         filled = True

@@ -23,6 +23,7 @@ from penstock.server.jobs.load import load
 from penstock.server.planning.index.index_file import SizeIndex
 from penstock.server.planning.log.planned_log import planned_log
 from penstock.server.planning.report.index_lookup import IndexLookup
+from penstock.server.planning.report.known_sizes import IndexedOutcomes
 from penstock.server.planning.report.other_lanes import lanes_table
 from penstock.server.planning.report.plan_report import (
     PlanReport,
@@ -32,7 +33,6 @@ from penstock.server.planning.report.plan_report import (
 )
 from penstock.server.planning.report.planned_figures import figures_of_planned
 from penstock.server.planning.report.simulated import simulate
-from penstock.server.planning.report.told import IndexedOutcomes
 from penstock.wire.errors import InvalidRequest
 
 
@@ -167,7 +167,7 @@ def report(
         epochs: How many epochs to plan; None = all of a finite job, 1 of an endless one.
         indexes: Where indexes of its sizes lie, for sets of roles that are not planned, as
             `places_of` takes them.
-        tell: Told now and then what is being done.
+        tell: KnownSizes now and then what is being done.
     """
     if len(job.role_sets) == 1 and job.role_sets[0].planned is not None:
         if indexes or lanes:

@@ -18,7 +18,7 @@ from penstock.server.job.role_set import RoleSet
 from penstock.server.jobs.definition import decode
 from penstock.server.planning.log.planned_log import planned_log
 from penstock.server.planning.report.window_figures import WindowFigures, WindowKey, add_up
-from penstock.server.processes.background import attend, end_aside, short_status
+from penstock.server.processes.background import attend, end_child, short_status
 from penstock.server.processes.child import Inherited
 from penstock.server.processes.start import Process, start
 from penstock.wire.errors import Internal, JobChanged
@@ -82,7 +82,7 @@ class Apart:
 def _gathered(started: Sequence[_PlanProcess], tell: Any) -> WindowFigures:
     """Return what all processes have added up."""
     found: WindowFigures | None = None
-    waiting = {process.aside.socket.fileno(): process for process in started}
+    waiting = {process.child.socket.fileno(): process for process in started}
     while waiting:
         for fd in select.select(list(waiting), [], [])[0]:
             answer = waiting[fd].hear()
@@ -104,12 +104,12 @@ class _PlanProcess:
     def __init__(self, job: Job, roles: RoleSet, keys: Sequence[WindowKey], epochs: int) -> None:
         self._job = job
         # What code of users prints must not stand among the command's own results.
-        self.aside: Process = start(__name__, definition=job.definition, output=STDERR)
+        self.child: Process = start(__name__, definition=job.definition, output=STDERR)
         # A line of it is read at a time, so nothing waits in a buffer that `select` cannot see.
-        self._heard = self.aside.socket.makefile("rb", buffering=0)
+        self._heard = self.child.socket.makefile("rb", buffering=0)
         root = planned_log(roles).index.root.hex()
         task = {"set": roles.number, "keys": keys, "epochs": epochs, "root": root}
-        self.aside.socket.sendall(json.dumps(task).encode() + b"\n")
+        self.child.socket.sendall(json.dumps(task).encode() + b"\n")
 
     def hear(self) -> WindowFigures | None:
         """Return what it has added up; None = one more window is done.
@@ -119,7 +119,7 @@ class _PlanProcess:
         """
         line = self._heard.readline()
         if not line.endswith(b"\n"):
-            status = short_status(end_aside(self.aside.process))
+            status = short_status(end_child(self.child.process))
             raise Internal(
                 f"a process that packs windows of job {self._job.name!r} ended with {status}; its "
                 "stderr says why"
@@ -140,16 +140,16 @@ class _PlanProcess:
     def end(self) -> None:
         """Let it end, since it has answered."""
         self._heard.close()
-        self.aside.socket.close()
-        end_aside(self.aside.process)
+        self.child.socket.close()
+        end_child(self.child.process)
 
     def kill(self) -> None:
         """End it, if it has not ended."""
-        if self.aside.process.poll() is None:
-            self.aside.process.kill()
-            self.aside.process.wait()
+        if self.child.process.poll() is None:
+            self.child.process.kill()
+            self.child.process.wait()
         self._heard.close()
-        self.aside.socket.close()
+        self.child.socket.close()
 
 
 # --- the process ----------------------------------------------------------------------------------

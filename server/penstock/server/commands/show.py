@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from penstock.common.batch_text import batch_text, headline, value_text
+from penstock.server.commands.contact_sheet import ContactSheet
 from penstock.server.commands.progress import Progress
 from penstock.server.commands.say import say
 from penstock.server.commands.set_option import set_option
@@ -62,6 +64,12 @@ SHOWN_ITEMS = 8
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per batch, for scripts.")
 @click.option("--text", "as_text", is_flag=True, help="The documents, with their seams.")
+@click.option(
+    "--pictures",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write a contact sheet, a PNG: pictures and text of the batches, with their seams.",
+)
 @set_option
 def show(
     file: str,
@@ -75,6 +83,7 @@ def show(
     store: str | None,
     as_json: bool,
     as_text: bool,
+    pictures: Path | None,
     assignments: tuple[str, ...],
 ) -> None:
     """Show batches of JOB in FILE, computed here: no server, no cursor, no trace.
@@ -87,6 +96,7 @@ def show(
     \b
     Examples:
       penstockd show penstock.yaml main --position 41 --text
+      penstockd show penstock.yaml main --position 0 --pictures sheet.png
       penstockd show penstock.yaml main --step 12000 --batches-per-step 64 \\
           --rank 3 --world-size 8
     """  # noqa: D301 - \b is for click
@@ -102,13 +112,18 @@ def show(
     share = Share(size, rank, world_size, uneven=uneven)
     positions = [position] if position is not None else share.positions(step or 0)
     recorded = Recorded(config.server.store, config.base)
+    sheet = None if pictures is None else ContactSheet(built)
     for computed in computed_batches(
         built, positions, size, share=None if step is None else share, recorded=recorded
     ):
+        if sheet is not None:
+            sheet.add(computed, size)
         if as_json:
             click.echo(json.dumps(_record(computed, size)))
         else:
             say(_readable(built, computed, size, as_text))
+    if sheet is not None and pictures is not None:
+        sheet.write(pictures)
     warning = version_warning(config.server.store, config.base, built)
     for sentence in [*built.remarks(), *([warning] if warning else [])]:
         say(f"penstockd: {sentence}", error=True)
@@ -182,7 +197,7 @@ class Replay:
 
     def __init__(self, job: Job, recorded: Recorded | None) -> None:
         self._job, self._recorded = job, recorded
-        self._has_told = False
+        self._has_reported = False
 
     def line(self, lane: int, offset: int, items: Items, line: Line | None) -> Line:
         """Return a line that stands at an offset; `line` may go on.
@@ -194,8 +209,8 @@ class Replay:
         check_reachable(self._job, line, offset)
         can_seek = line.planner.can_seek()
         if not can_seek and (cost := replay_cost(lane, line.offset, offset, self._why())):
-            if not self._has_told:
-                self._has_told = True
+            if not self._has_reported:
+                self._has_reported = True
                 click.echo(f"penstockd: {cost}", err=True)
             with Progress() as progress:
                 line.skip_to(offset, lambda left: progress.say(f"{left:,} batches left to plan"))

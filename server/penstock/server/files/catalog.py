@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from penstock.wire.credentials import without_credentials
 
@@ -49,7 +49,7 @@ MAX_FACTS = 8
 of Arrow."""
 
 _MAGIC = b"penstock catalog %d " % FORMAT
-_LENGTHS = struct.Struct("<II")
+_LENGTHS = struct.Struct("<IQ")
 
 
 class Stamp(NamedTuple):
@@ -319,6 +319,11 @@ def open_catalog(key: str) -> Catalog:
     return catalog
 
 
+def handed(key: str) -> memoryview | None:
+    """Return the bytes that this process's node has handed over by a key; None = none."""
+    return _handed.get(key)
+
+
 def keep_in(setting: str, base: Path) -> None:
     """Set where catalogs are kept from now on, in this process.
 
@@ -350,26 +355,48 @@ def _folder(setting: str, base: Path) -> Path | None:
     return None
 
 
-def pack_catalogs(catalogs: Iterable[Catalog]) -> int:
+class HandedOver(Protocol):
+    """What a process hands over to those that it starts, which take it by `handed`.
+
+    Attributes:
+        key: Its name, of ASCII.
+    """
+
+    key: str
+
+    def to_bytes(self) -> bytes | memoryview:
+        """Return all of it."""
+
+
+def pack_catalogs(catalogs: Iterable[HandedOver]) -> int:
     """Return a memfd that holds catalogs, for processes that this one starts.
 
     It is sealed: no process can change it.
 
     Args:
-        catalogs: What it is to hold.
+        catalogs: What it is to hold; of those with one key that are not `Catalog`s, the first.
 
     Raises:
         OSError: There is no memory for it.
     """
-    by_key: dict[str, Catalog] = {}
+    by_key: dict[str, HandedOver] = {}
     for catalog in catalogs:  # two jobs may read the same files
-        by_key.setdefault(catalog.key, Catalog(catalog.key)).merge(catalog)
+        if isinstance(catalog, Catalog):
+            merged = by_key.setdefault(catalog.key, Catalog(catalog.key))
+            assert isinstance(merged, Catalog)
+            merged.merge(catalog)
+        else:
+            by_key.setdefault(catalog.key, catalog)
     fd = os.memfd_create("penstock-files", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(fd, "wb", closefd=False) as file:
             for key, catalog in by_key.items():
                 data = catalog.to_bytes()
-                file.write(_LENGTHS.pack(len(key), len(data)) + key.encode() + data)
+                # Each begins at a multiple of 8, so that numbers in it are aligned.
+                space = -(file.tell() + _LENGTHS.size + len(key)) % 8
+                padded = key.encode() + b" " * space
+                file.write(_LENGTHS.pack(len(padded), len(data)) + padded)
+                file.write(data)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     except BaseException:
@@ -396,7 +423,7 @@ def take_catalogs(fd: int) -> None:
     while at < len(data):
         key_length, length = _LENGTHS.unpack_from(data, at)
         at += _LENGTHS.size
-        key = bytes(data[at : at + key_length]).decode()
+        key = bytes(data[at : at + key_length]).decode().rstrip()
         at += key_length
         _handed[key] = data[at : at + length]
         at += length

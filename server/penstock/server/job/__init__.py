@@ -8,25 +8,14 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.wire.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from penstock.server.job.job import Job
-    from penstock.server.job.joint_job import JointJob
-    from penstock.server.job.role_set import RoleSet
-
-_FILES = {"Job": "job", "JointJob": "joint_job", "RoleSet": "role_set"}
-"""Whoever makes batches of one set of roles loads nothing of several."""
-
-if not TYPE_CHECKING:  # a type checker shall miss what is not there
-
-    def __getattr__(name: str) -> Any:
-        if name not in _FILES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
-        globals()[name] = value
-        return value
-
-
-__all__ = ["Job", "JointJob", "RoleSet"]
+    from penstock.server.job.job import Job as Job
+    from penstock.server.job.joint_job import JointJob as JointJob
+    from penstock.server.job.role_set import RoleSet as RoleSet
+else:  # what makes batches of one set of roles loads nothing of several
+    _FILES = {"Job": "job", "JointJob": "joint_job", "RoleSet": "role_set"}
+    __getattr__, __all__ = lazy_names(__name__, _FILES), [*_FILES]

@@ -19,8 +19,10 @@ from penstock.common.checks import check_choice, check_whole
 from penstock.common.nearest import hint
 from penstock.server.core.canonical import canonical
 from penstock.server.core.shown import shown
+from penstock.server.files.catalog import HandedOver
 from penstock.server.job.planned_batches import in_words
 from penstock.server.job.role_set import DEFAULT_LANES, JobPlan, RoleSet, joint_layout
+from penstock.server.media.media_files import MediaFiles
 from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.distributor import DataDistributor
@@ -65,12 +67,12 @@ class LaneRoles(NamedTuple):
         """Return the draws, at their beginning."""
         return self.roles.distributor.open(self.lane, self.roles.lanes)
 
-    def can_seek(self, draws: LaneDraws, batcher: SampleBatcher) -> bool:
-        """Tell whether arithmetic leads such draws, and a batcher of the set, to any offset."""
+    def can_seek(self, draws: LaneDraws) -> bool:
+        """Tell whether arithmetic leads such draws, and the batcher, to any offset."""
         return (
             self.roles.plans_from_refs
             and draws.can_seek()
-            and batcher.draws_before(0) is not None
+            and self.roles.batcher_facts.samples_of_batch is not None
             # Beyond an end that nobody knows a lane would be taken for one that ends there.
             and (self.roles.epochs is None or self.batches is not None)
         )
@@ -112,6 +114,8 @@ class Job:
         batch_size: How many samples a batch has; stands for a `simple` batcher of this size.
         plan: How batches are packed from an index of sizes, over large windows, before anything is
             read; left out, each lane packs what it draws.
+        media: Where the pictures and sounds lie that items name, for processors that take media;
+            left out, items hold them.
         seed: Decides everything random: the order of the items, and what roles draw. Another seed
             is another log.
         lanes: Into how many independent sequences of batches the job is split. Packed batches of a
@@ -175,6 +179,7 @@ class Job:
         *,
         batch_size: int | None = None,
         plan: JobPlan | None = None,
+        media: MediaFiles | None = None,
         seed: int = 0,
         lanes: int = DEFAULT_LANES,
         epochs: int | None = None,
@@ -189,7 +194,14 @@ class Job:
         policies = (batches_per_step, on_item_error, max_quarantined, max_replay, snapshot_every)
         self._take_numbers(name, seed, lanes, epochs, *policies)
         roles = RoleSet(
-            source, distributor, processor, batcher, collator, batch_size=batch_size, plan=plan
+            source,
+            distributor,
+            processor,
+            batcher,
+            collator,
+            batch_size=batch_size,
+            plan=plan,
+            media=media,
         )
         self._take_roles((roles.placed(lanes),))
         if later_within:
@@ -247,11 +259,11 @@ class Job:
                 "before an item is processed, so none can be wrong: leave later_within out",
                 key="later_within",
             )
-        if batcher.keeps(SampleBatcher, "joins"):
+        if self.role_sets[0].batcher_facts.row_limit is None:
             raise InvalidJob(
                 f"later_within is {batches}, and {batcher.code_of()} lets no sample join a row "
-                "that is packed: use a batcher that does, such as best_fit, or give it a method "
-                "joins(row, ref)",
+                "that is packed: use a batcher that does, such as best_fit, or let its "
+                "facts() have a row_limit",
                 key="later_within",
             )
 
@@ -579,11 +591,28 @@ class Job:
         """
         found = ((name, source.unseen()) for name, source in sorted(self.sources.items()))
         unseen = [f"source {name!r}: {sentence}" for name, sentence in found if sentence]
+        for roles in self.role_sets:
+            unseen += [] if roles.media is None else roles.media.cautions()
         return unseen + self.remarks()
 
     def remarks(self) -> list[str]:
         """Return what the draws of this job cost that they need not."""
         return [line for roles in self.role_sets for line in roles.distributor.remarks()]
+
+    def hand_over(self) -> list[HandedOver]:
+        """Return what this process knows of the files of sources and media, for other processes."""
+        found: list[HandedOver] = []
+        for source in self.sources.values():
+            found += source.hand_over()
+        for roles in self.role_sets:
+            found += () if roles.media is None else roles.media.hand_over()
+        return found
+
+    def read_bytes(self) -> int:
+        """Return how many bytes of sources and media were read from storage since the last call."""
+        of_sources = sum(source.read_bytes() for source in self.sources.values())
+        media = (roles.media for roles in self.role_sets if roles.media is not None)
+        return of_sources + sum(reader.read_bytes() for reader in media)
 
     def close(self) -> None:
         """Let go of the sources' files."""

@@ -13,7 +13,10 @@ import numpy as np
 from penstock.common.checks import check_choice
 from penstock.server import roles as builtin
 from penstock.server.job.planned_batches import PlannedBatches
-from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.media.media_files import MediaFiles
+from penstock.server.media.media_reader import MediaReader
+from penstock.server.roles.batcher import BatcherFacts, SampleBatcher, facts_of
+from penstock.server.roles.batchers.packer import no_length
 from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.number_columns import (
@@ -22,7 +25,7 @@ from penstock.server.roles.number_columns import (
     SequenceColumns,
     tells_lengths,
 )
-from penstock.server.roles.processor import RawItemProcessor
+from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
 from penstock.server.roles.reading import Reading
 from penstock.server.roles.source import IndexedSource, Source, indexed
 from penstock.wire.errors import InvalidJob
@@ -68,7 +71,7 @@ class RoleSet:
     """What makes batches of a job: all of them, unless it is a `JointJob`.
 
     Args:
-        source, distributor, processor, batcher, collator, batch_size: As for `Job`.
+        source, distributor, processor, batcher, collator, batch_size, media: As for `Job`.
         ratio: Its share of the batches of a joint job, in proportion to those of the other sets.
         plan: How batches are packed from an index of sizes, before anything is read; None = each
             lane packs what it draws.
@@ -82,6 +85,7 @@ class RoleSet:
         lanes: How many lanes have these roles.
         epochs: After how many epochs its lanes are over; None = never.
         sources: Its sources by name; no other set of the job has one of that name.
+        media: Reads what items name, once it is open; None = its processor takes no media.
 
     Raises:
         InvalidJob: The roles do not hold together; says what to change.
@@ -102,6 +106,7 @@ class RoleSet:
         *,
         batch_size: int | None = None,
         plan: JobPlan | None = None,
+        media: MediaFiles | None = None,
         ratio: float = 1,
         exhausted: str = "stop",
     ) -> None:
@@ -132,6 +137,14 @@ class RoleSet:
         self.batcher: SampleBatcher = batcher
         self.collator = collator or builtin.DefaultBatchCollator()
         self.plan = plan
+        self.media: MediaReader | None = None
+        self._media_files = media
+        if media is not None and not isinstance(self.processor, MediaProcessor):
+            raise InvalidJob(
+                f"media is given, and the processor {self.processor.code_of()} takes none: leave "
+                "it out, or use a processor of media",
+                key="media",
+            )
 
     def placed(self, lanes: int, name: str = "", number: int = 0) -> RoleSet:
         """Return this set as it is in a job.
@@ -171,11 +184,21 @@ class RoleSet:
                     f"source {name!r} holds zero items: a job needs at least one", key="source"
                 )
             self._check_columns(source)
+        if isinstance(self.processor, MediaProcessor):
+            self.media = self._media_reader()
         self.epochs = None if self.exhausted == "repeat" else epochs
         self.distributor.bind(self.sources, seed, self.epochs, self.lanes)
         self._planned_by = seed, batches_per_step, may_fail
         if self.plan is None:
             self._keep_all_blocks()
+
+    def _media_reader(self) -> MediaReader:
+        """Return what reads media: below the job's directory, and those of its sources."""
+        files = self._media_files or MediaFiles()
+        roots = [] if files.dir is None else [files.dir]
+        for source in self.sources.values():
+            roots += source.media_dirs()
+        return MediaReader(files, list(dict.fromkeys(roots)))
 
     @cached_property
     def planned(self) -> PlannedBatches | None:
@@ -207,7 +230,9 @@ class RoleSet:
             self.processor.check_columns(columns)
         keys = self.processor.keys_of_samples(columns)
         if keys is not None:
-            self.batcher.check_keys(keys)
+            key = self.batcher_facts.length_key
+            if self.batcher.needs_sizes and key is not None and key not in keys:
+                raise no_length(key, keys)
 
     def identity(self) -> dict[str, Any]:
         """Return what of these roles decides bytes, JSON-able."""
@@ -217,8 +242,13 @@ class RoleSet:
             "processor": self.processor.identity(),
             "batcher": self.batcher.identity(),
             "collator": self.collator.identity(),
+            **self._media_identity(),
             **({} if self.planned is None else {"plan": self.planned.identity()}),
         }
+
+    def _media_identity(self) -> dict[str, Any]:
+        found = {} if self.media is None else self.media.identity()
+        return {"media": found} if found else {}
 
     # --- what they need of the data ---
 
@@ -264,6 +294,11 @@ class RoleSet:
             every = zip(self.readings, self._kept, strict=True)
             source.keep_blocks(sum(kept for each, kept in every if name in each.sources))
 
+    @cached_property
+    def batcher_facts(self) -> BatcherFacts:
+        """Return what the batcher promises."""
+        return facts_of(self.batcher)
+
     @cached_property  # asked at every draw
     def needs_sizes(self) -> bool:
         """Tell whether the sizes of samples are looked at, by the batcher or the distributor."""
@@ -298,7 +333,7 @@ class RoleSet:
     @cached_property
     def keeps_pieces(self) -> bool:
         """Tell whether planned batches of a lane may hold pieces of samples that were processed."""
-        return self.plan is not None and self.batcher.may_split and not self.columns
+        return self.plan is not None and self.batcher_facts.may_split and not self.columns
 
     @cached_property
     def sized_sources(self) -> Mapping[str, IndexedSource]:
@@ -307,7 +342,7 @@ class RoleSet:
             name: source
             for name, source in self.sources.items()
             if isinstance(source, IndexedSource)
-            and (source.knows_sizes() or tells_lengths(source, self.batcher.length_column()))
+            and (source.knows_sizes() or tells_lengths(source, self.batcher_facts.length_key))
         }
         if self.processor.knows_size() or not self.processor.keeps_sizes():
             return {}
@@ -323,14 +358,14 @@ class RoleSet:
         told = self.sized_sources.values()
         if not told or any(source.knows_sizes() and source.is_of_user() for source in told):
             return None
-        return self.batcher.length_column()
+        return self.batcher_facts.length_key
 
     def told_sizes(
         self, source: IndexedSource, indices: Sequence[int]
     ) -> Indices | Sequence[int] | None:
         """Return what one of `sized_sources` tells: lengths as an array, -1 where there is none."""
         if isinstance(source, SequenceColumns) and not source.knows_sizes():
-            column = self.batcher.length_column()
+            column = self.batcher_facts.length_key
             assert column is not None
             return source.lengths(column, np.array(indices, np.int64))
         return source.sizes(indices)
@@ -353,7 +388,7 @@ class RoleSet:
             if taken is None or (number and taken != found):
                 return ()
             found = taken
-        if self.batcher.needs_sizes and self.batcher.length_column() not in (found or ()):
+        if self.batcher.needs_sizes and self.batcher_facts.length_key not in (found or ()):
             return ()  # what a sample's size is, columns do not tell
         return found or ()
 
@@ -373,11 +408,11 @@ class RoleSet:
         """
         if self.planned is not None:
             return self.planned.known_end(lane)
-        batcher, draws = self.batcher, self.draws(lane)
-        is_looked_at = self.needs_sizes or batcher.needs_content
+        draws = self.draws(lane)
+        is_looked_at = self.needs_sizes or self.batcher.needs_content
         if draws is None or is_looked_at or not self.processor.one_to_one:
             return None
-        return batcher.batches(draws)
+        return self.batcher_facts.batches(draws)
 
     @property
     def ends(self) -> bool:

@@ -24,6 +24,7 @@ from penstock.server.jobs.python_file import jobs_in
 from penstock.server.jobs.registry import KINDS, absolute, build
 from penstock.server.jobs.settings import JobSettings, RolesSettings, SetSettings
 from penstock.server.jobs.validate import validate
+from penstock.server.media.media_files import MediaFiles
 from penstock.server.planning.log.job_plan import Plan
 from penstock.wire.credentials import value_without_credentials
 from penstock.wire.errors import InvalidJob, JobChanged, PenstockError
@@ -119,8 +120,9 @@ def _storable(section: dict[str, Any]) -> dict[str, Any]:
         found["source"] = _without_options(found["source"])
     if found.get("sources") is not None:
         found["sources"] = {name: _without_options(spec) for name, spec in found["sources"].items()}
-    if found.get("plan") is not None:
-        found["plan"] = _without_options(found["plan"])
+    for key in ("plan", "media"):
+        if found.get(key) is not None:
+            found[key] = _without_options(found[key])
     plain: dict[str, Any] = value_without_credentials(found)
     return plain
 
@@ -243,6 +245,8 @@ def _roles(given: dict[str, Any], location: Location) -> dict[str, Any]:
         values["processor"] = {"function": function}
     if (plan := values.get("plan")) is not None:
         values["plan"] = _plan(plan, location.at("plan"))
+    if (media := values.get("media")) is not None:
+        values["media"] = _media(media, location.at("media"))
     several = values.pop("sources", None)
     if several is not None:
         values["source"] = {
@@ -262,6 +266,16 @@ def _plan(given: dict[str, Any], location: Location) -> Plan:
         return Plan(**{**given, "index": absolute(given["index"], location.base)})
     except InvalidJob as error:
         key = str(error.key or "").removeprefix("plan.")
+        raise location.at(key).error(f"{location.key}: {error.message}", error) from error
+
+
+def _media(given: dict[str, Any], location: Location) -> MediaFiles:
+    """Build what says where media lie; its paths are relative to the job file."""
+    paths = {key: absolute(given[key], location.base) for key in ("dir", "allow") if given.get(key)}
+    try:
+        return MediaFiles(**{**given, **paths})
+    except InvalidJob as error:
+        key = str(error.key or "").removeprefix("media.")
         raise location.at(key).error(f"{location.key}: {error.message}", error) from error
 
 

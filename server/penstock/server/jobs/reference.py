@@ -17,6 +17,7 @@ from penstock.server.jobs.registry import FUNCTIONS, KINDS, Kind
 from penstock.server.jobs.settings import (
     JobFile,
     JobSettings,
+    MediaSettings,
     PlanSettings,
     RolesSettings,
     ServerSettings,
@@ -173,6 +174,7 @@ def markdown() -> str:
     parts += _table("Key", setting_rows(TokenSettings))
     parts += ["", "### `jobs.NAME:`", "", *_table("Key", setting_rows(JobSettings))]
     parts += ["", "### `jobs.NAME.plan:`", "", *_table("Key", setting_rows(PlanSettings))]
+    parts += ["", "### `jobs.NAME.media:`", "", *_table("Key", setting_rows(MediaSettings))]
     own = (row for row in setting_rows(SetSettings) if row.name not in RolesSettings.model_fields)
     parts += ["", "### `jobs.NAME.joint.NAME:`", "", "The keys of a source and its roles, and:", ""]
     parts += _table("Key", own)

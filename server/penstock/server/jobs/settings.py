@@ -18,6 +18,13 @@ from penstock.server.job.job import MAX_LATER, Job
 from penstock.server.job.joint_job import JointJob
 from penstock.server.job.role_set import DEFAULT_LANES, RoleSet
 from penstock.server.jobs.docstrings import argument_docs
+from penstock.server.media.media_files import (
+    AHEAD_BYTES,
+    MAX_FILE_BYTES,
+    MAX_REQUESTS,
+    REQUESTS,
+    MediaFiles,
+)
 from penstock.server.planning.log.job_plan import Plan
 from penstock.server.process.allocator import AUTO
 from penstock.wire.order import MAX_LANES
@@ -81,6 +88,7 @@ def _key(default: Any, meaning: str, expects: str, **limits: Any) -> Any:
 _MEANINGS = argument_docs(inspect.getdoc(Job))
 _JOINT_MEANINGS = argument_docs(inspect.getdoc(JointJob))
 _PLAN_MEANINGS = argument_docs(inspect.getdoc(Plan))
+_MEDIA_MEANINGS = argument_docs(inspect.getdoc(MediaFiles))
 _SET_MEANINGS = argument_docs(inspect.getdoc(RoleSet))
 
 
@@ -313,6 +321,34 @@ class PlanSettings(_Section):
     storage_options: dict[str, Any] | None = _plan_key("storage_options", None, "keys and values")
 
 
+def _media_key(name: str, default: Any, expects: str) -> Any:
+    """A key that is a parameter of `MediaFiles`."""
+    return _key(default, _MEDIA_MEANINGS.get(name, ""), expects)
+
+
+_Bytes = Annotated[
+    Annotated[int, Field(ge=0, lt=2**63)],
+    BeforeValidator(parse_bytes),
+    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+]
+
+
+class MediaSettings(_Section):
+    """Where the pictures and sounds lie that items name."""
+
+    dir: Annotated[str, Field(min_length=1)] | None = _media_key(
+        "dir", None, "null, or a path or the URL of a directory"
+    )
+    allow: list[str] = _media_key("allow", [], "a list of paths and URLs")
+    endings: list[str] | None = _media_key("endings", None, "a list, such as [.jpg, .png]")
+    ahead_bytes: _Bytes = _media_key("ahead_bytes", AHEAD_BYTES, "bytes, such as 64 MiB")
+    requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] = _media_key(
+        "requests", REQUESTS, f"a whole number from 1 to {MAX_REQUESTS}"
+    )
+    max_file_bytes: _Bytes = _media_key("max_file_bytes", MAX_FILE_BYTES, "bytes, such as 256 MiB")
+    storage_options: dict[str, Any] | None = _media_key("storage_options", None, "keys and values")
+
+
 class RolesSettings(_Section):
     """A source and its roles: those of a job, or of one of the sets of a joint job."""
 
@@ -349,6 +385,7 @@ class RolesSettings(_Section):
     )
     batch_size: Count | None = _job_key("batch_size", None, _COUNT)
     plan: PlanSettings | None = _job_key("plan", None, "a plan: {index: PATH, window: ..., ...}")
+    media: MediaSettings | None = _job_key("media", None, "where media lie: {dir: PATH, ...}")
 
 
 class SetSettings(RolesSettings):

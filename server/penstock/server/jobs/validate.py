@@ -14,6 +14,7 @@ from penstock.server.jobs.misplaced import remedy
 from penstock.server.jobs.settings import (
     JobFile,
     JobSettings,
+    MediaSettings,
     PlanSettings,
     ServerSettings,
     SetSettings,
@@ -27,6 +28,8 @@ _SECTIONS: Mapping[tuple[type[BaseModel], str], type[BaseModel]] = {
     (ServerSettings, "tls"): TlsSettings,
     (JobSettings, "plan"): PlanSettings,
     (SetSettings, "plan"): PlanSettings,
+    (JobSettings, "media"): MediaSettings,
+    (SetSettings, "media"): MediaSettings,
 }
 """The sections of a section that are no lists of named ones."""
 

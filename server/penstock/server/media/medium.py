@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from penstock.wire.errors import PenstockError
+
 HEAD_BYTES = 64 << 10
 """Bytes of a file that are read for its header, where more is not asked for."""
 
@@ -13,12 +15,15 @@ class Medium(ABC):
 
     Attributes:
         name: What errors call it: a path, a URL, a key, or the place in the item that holds it.
+        failure: Why it could not be read the last time; None = it could. Whoever called a processor
+            looks here, since a processor may catch what it does not understand.
 
     Glossary:
         medium: One picture or sound of an item: bytes that it holds, or a file that it names.
     """
 
     name: str
+    failure: PenstockError | None = None
 
     @abstractmethod
     def head(self, count: int = HEAD_BYTES) -> bytes | memoryview:
@@ -32,7 +37,7 @@ class Medium(ABC):
 
     @abstractmethod
     def read(self) -> bytes | memoryview:
-        """Return all its bytes.
+        """Return all its bytes; each call may fetch them again.
 
         Raises:
             BadItem, SourceUnavailable, SourceChanged: As `head`.

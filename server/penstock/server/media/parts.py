@@ -18,16 +18,13 @@ class MediumParts:
 
     Args:
         medium: The medium.
-
-    Attributes:
-        reads_parts: Parts of it can be read without the rest.
     """
 
     def __init__(self, medium: Medium) -> None:
         self._medium = medium
         self._head = memoryview(medium.head())
         self._all = self._head if len(self._head) < HEAD_BYTES else None
-        self.reads_parts = type(medium).at is not Medium.at
+        self._reads_parts = type(medium).at is not Medium.at
 
     def at(self, start: int, stop: int) -> bytes:
         """Return bytes `[start, stop)`, or fewer where the medium ends.
@@ -36,14 +33,14 @@ class MediumParts:
             BadItem, SourceUnavailable, SourceChanged: As `Medium.at`.
         """
         if self._all is None and stop > len(self._head):
-            if self.reads_parts:
+            if self._reads_parts:
                 return bytes(self._medium.at(start, stop))
             self.whole()
         return bytes((self._head if self._all is None else self._all)[start:stop])
 
     def size(self) -> int:
         """Return how many bytes there are."""
-        if self._all is None and self.reads_parts:
+        if self._all is None and self._reads_parts:
             return self._medium.size()
         return len(self.whole())
 
@@ -55,9 +52,9 @@ class MediumParts:
 
     def open(self, start: int, stop: int) -> PartFile | io.BytesIO:
         """Return bytes `[start, stop)` as a file: where all are there already, one of C's own."""
-        if self._all is None:
+        if self._all is None and self._reads_parts:
             return PartFile(self, start, stop)
-        return io.BytesIO(self._all[start:stop])
+        return io.BytesIO(self.whole()[start:stop])
 
 
 class PartFile:

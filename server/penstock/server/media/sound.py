@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from penstock.server.media.mp3_frames import for_decoder
 from penstock.server.media.ogg_pages import check_pages
+from penstock.server.media.optional import optional
 from penstock.server.media.parts import MediumParts, PartFile, failure
 from penstock.server.media.sound_errors import BadSound
 from penstock.server.media.sound_header import SoundHeader
@@ -44,22 +45,14 @@ def load_soundfile() -> Any:
         MissingExtra: It is not installed, or finds no libsndfile.
     """
     try:
-        import soundfile
-    except ImportError:
-        raise no_soundfile() from None
+        return optional("soundfile", "soundfile", "sound", "the processor sound")
     except OSError as error:  # the library that it loads is not there
-        raise no_soundfile(str(error)) from None
-    return soundfile
-
-
-def no_soundfile(reason: str = "it is not installed") -> MissingExtra:
-    """Return the error of a job whose sound nothing here can decode."""
-    return MissingExtra(
-        f"the processor sound needs the package soundfile, and {reason}; install it with: "
-        "pip install 'penstock[sound]'",
-        package="soundfile",
-        extra="sound",
-    )
+        raise MissingExtra(
+            f"the processor sound needs libsndfile, which the package soundfile cannot load: "
+            f"{error}; install the package from its wheel, pip install 'penstock[sound]'",
+            package="soundfile",
+            extra="sound",
+        ) from None
 
 
 def decode(parts: MediumParts, header: SoundHeader, start: int, stop: int, *, mono: bool) -> Floats:
@@ -83,7 +76,7 @@ def decode(parts: MediumParts, header: SoundHeader, start: int, stop: int, *, mo
         SourceUnavailable, SourceChanged, BadItem: As `Medium.read`.
         MissingExtra: soundfile is not installed.
     """
-    if not parts.reads_parts or (start, stop) == (0, header.points):
+    if (start, stop) == (0, header.points):
         parts.whole()
     with _opened(parts, header) as file:
         if header.format in SOUGHT:

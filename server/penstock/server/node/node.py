@@ -2,9 +2,10 @@
 
 Everything here runs in one event loop. Nothing here knows gRPC: `penstock.server.rpc` opens the
 readers, whose demand it is. This is the face that the edge sees, and the order in which the parts
-start and end: `books` and `reader` say what is wanted, `dispatch` gives it to workers as tickets,
-`hearing` hears them, `answers` takes what tickets bring, `crew` keeps the workers alive; `shelf`,
-`audit` and `quarantine` see to snapshots, purity and verdicts, and `counting` to lengths.
+start and end: the ledger of a log and its readers say what is wanted, `dispatch` gives it to
+workers as tickets, `messages` takes what they send, `answers` what tickets bring, `pool` keeps them
+alive; `snapshots`, `audit` and `quarantine` handle snapshots, purity and verdicts, and `counting`
+lengths.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Node:
 
     Args:
         jobs: The jobs that it holds, by name: workers build them from their definitions. Two names
-            may be of one log, which then has one set of books, under its id like all in the node.
+            may be of one log, which then has one ledger, under its id like all in the node.
         store: Where snapshots and verdicts go; open.
         workers: How many worker processes.
         bound_bytes: How many bytes of batches may be ready or being made.
@@ -90,26 +91,26 @@ class Node:
         self._imports, self._files_fd = imports, -1
         self._drained: dict[int, asyncio.Future[None]] = {}
         self.life = life = Life()
-        self.shelf = SnapshotWriter(store, life)
+        self.snapshots = SnapshotWriter(store, life)
         self._worker_count = workers
-        self.crew = crew = WorkerPool(workers, self._new_worker, life, observer, item_deadline_s)
+        self.pool = pool = WorkerPool(workers, self._new_worker, life, observer, item_deadline_s)
         self.dispatch = dispatch = Dispatch(
-            self.verdicts, crew, self.shelf, life, observer, bound_bytes
+            self.verdicts, pool, self.snapshots, life, observer, bound_bytes
         )
-        audit = Audit(dispatch, crew, store, life, observer)
-        self._quarantine = Quarantine(self.verdicts, dispatch, crew, store, life, observer)
+        audit = Audit(dispatch, pool, store, life, observer)
+        self._quarantine = Quarantine(self.verdicts, dispatch, pool, store, life, observer)
         self.ends = ends = Ends(dispatch, store, life)
-        told = crew, self.shelf, ends, life, observer, item_deadline_s
-        self.counting = LaneCounting(count_processes(workers), self.verdicts, *told)
-        answers = Answers(dispatch, self.shelf, audit, observer)
-        hearing = MessageDispatch(
-            dispatch, crew, answers, self.shelf, audit, self._quarantine, ends, life, observer
+        shared = pool, self.snapshots, ends, life, observer, item_deadline_s
+        self.counting = LaneCounting(count_processes(workers), self.verdicts, *shared)
+        answers = Answers(dispatch, self.snapshots, audit, observer)
+        messages = MessageDispatch(
+            dispatch, pool, answers, self.snapshots, audit, self._quarantine, ends, life, observer
         )
-        hearing.counting = self.counting
-        self.shelf.on_diverged = dispatch.diverged
-        crew.dispatch, crew.hear = dispatch, hearing.hear
-        crew.on_lost, hearing.drained = self._lost, self._has_drained
-        hearing.is_draining = lambda worker: worker.number in self._drained
+        messages.counting = self.counting
+        self.snapshots.on_diverged = dispatch.diverged
+        pool.dispatch, pool.hear = dispatch, messages.hear
+        pool.on_lost, messages.drained = self._lost, self._has_drained
+        messages.is_draining = lambda worker: worker.number in self._drained
 
     def _new_worker(self, number: int, hear: Hear, lose: Lose) -> WorkerProcess:
         return WorkerProcess(
@@ -124,12 +125,12 @@ class Node:
     @property
     def workers(self) -> list[WorkerProcess]:
         """Return the workers by slot."""
-        return self.crew.workers
+        return self.pool.workers
 
     @property
     def unsaved_snapshots(self) -> int:
         """Return how many snapshots wait to be written."""
-        return len(self.shelf.unsaved)
+        return len(self.snapshots.unsaved)
 
     def left_out(self, job: Job) -> dict[tuple[str, str, str], int]:
         """Return how many items verdicts leave out of a job, by source, stage and reason."""
@@ -183,18 +184,13 @@ class Node:
             self._say_how_it_reads(job)
             self.verdicts[log_id] = VerdictBook(await self.store.verdicts(log_id))
             self.observer.quarantined(job.name, self.verdicts[log_id].left_out)
-        catalogs = [
-            catalog
-            for job in self.jobs.values()
-            for source in job.sources.values()
-            for catalog in source.hand_over()
-        ]
+        catalogs = [catalog for job in self.jobs.values() for catalog in job.hand_over()]
         self._files_fd = pack_catalogs(catalogs)
-        for worker in self.crew:
+        for worker in self.pool:
             worker.files_fd = self._files_fd
         self.counting.files_fd = self._files_fd
-        await self.crew.start()
-        self.life.spawn(self.shelf.keep_saving(self._snapshot_seconds))
+        await self.pool.start()
+        self.life.spawn(self.snapshots.keep_saving(self._snapshot_seconds))
         self.start_s = age_s()
 
     def _say_how_it_reads(self, job: Job) -> None:
@@ -202,12 +198,12 @@ class Node:
         for reading in job.readings():
             self._say_how_a_set_reads(job, reading)
         groups = {group for group in job.reading_groups if group is not None}
-        if groups and None not in job.reading_groups and len(groups) < len(self.crew):
+        if groups and None not in job.reading_groups and len(groups) < len(self.pool):
             logger.warning(
                 "some workers have no work for a job; more reading_groups give them some",
                 job=job.name,
                 groups=len(groups),
-                workers=len(self.crew),
+                workers=len(self.pool),
             )
 
     def _say_how_a_set_reads(self, job: Job, reading: Reading) -> None:
@@ -237,17 +233,17 @@ class Node:
         asked: set[int] = set()
         # Tickets end in many places, and this runs once, to a deadline.
         while loop.time() < deadline:
-            for worker in self.crew:
+            for worker in self.pool:
                 # Each as soon as it is free: one that hangs costs the others no snapshot.
                 busy = worker.tickets or self.dispatch.sets_up(worker)
                 if worker.ready and not (worker.dead or busy or worker.number in asked):
                     asked.add(worker.number)
                     self._drained[worker.number] = loop.create_future()
                     worker.send(TakeSnapshots())
-            if not self._drained and not any(worker.tickets for worker in self.crew):
+            if not self._drained and not any(worker.tickets for worker in self.pool):
                 break
             await asyncio.sleep(0.02)
-        await self.shelf.save()
+        await self.snapshots.save()
 
     def _lost(self, worker: WorkerProcess) -> None:
         self._has_drained(worker)
@@ -261,7 +257,7 @@ class Node:
     async def close(self, grace_s: float = END_GRACE_S) -> None:
         """End everything; workers have a moment to end by themselves."""
         await self.life.end()
-        self.crew.close(grace_s)
+        self.pool.close(grace_s)
         if self._files_fd >= 0:
             os.close(self._files_fd)
             self._files_fd = -1
@@ -358,7 +354,7 @@ class Node:
             if lane.has_ended(frontier.offset):
                 return key.lane, key.offset, "store", ""
         if entry.state is BatchState.MAKING or lane.planning:
-            for worker in self.crew:
+            for worker in self.pool:
                 if any(t.log is reader.log and t.lane is lane for t in worker.tickets.values()):
                     note = worker.current()
                     if (note.log_id, note.lane) != (reader.job.log_id, key.lane):
@@ -367,9 +363,9 @@ class Node:
             return key.lane, key.offset, "producing", ""
         if lane.looking:
             return key.lane, key.offset, "store", ""
-        if any(not worker.ready for worker in self.crew):
+        if any(not worker.ready for worker in self.pool):
             return key.lane, key.offset, "restarting", ""
-        busy = [worker for worker in self.crew if worker.tickets]
+        busy = [worker for worker in self.pool if worker.tickets]
         holders = {line.worker for line in lane.lines}
         first = max(
             busy, key=lambda worker: (worker.number in holders, worker.held_up_s), default=None

@@ -9,11 +9,11 @@ from penstock.server.core.refs import ItemRef, Rows, SampleRef
 from penstock.server.job.job import Job
 from penstock.server.job.role_set import RoleSet
 from penstock.server.pipeline.retry import Calls
+from penstock.server.pipeline.sizes import size_of
 from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.samples import Sample
 from penstock.server.usercode.contained import as_exception, contained
-from penstock.server.usercode.frames import error_line, user_traceback
-from penstock.wire.errors import BadBatch, PenstockError
+from penstock.wire.errors import PenstockError
 
 
 class Batching:
@@ -72,7 +72,7 @@ class Batching:
             BadItem: The batcher refuses one of them.
             PenstockError: It fails on one of them.
         """
-        copies = len(refs) > 1 and self.batcher.may_refuse
+        copies = len(refs) > 1 and self._roles.batcher_facts.may_refuse
         before = self.batcher.state() if copies else None
         batches: list[Rows] = []
         accepted = all_added = False
@@ -93,21 +93,29 @@ class Batching:
     def add_run(self, refs: Sequence[SampleRef], offset: int) -> tuple[int, list[Rows]]:
         """Give the batcher unread samples, up to one that finishes a batch; it keeps them all.
 
+        It stops before a sample that the batcher would leave out or refuse.
+
         Returns:
             How many it has taken, and the finished batches.
 
         Raises:
             PenstockError: It fails.
         """
+        least, most = self._roles.batcher_facts.sizes_kept or (0, -1)
+        add = self.batcher.add
+        taken = 0
         try:
-            taken, batches = self.batcher.add_run(refs)
-            if not 0 <= taken <= len(refs):
-                raise ValueError(f"it says that it took {taken} of {len(refs)} samples")
-            return taken, batches
+            for taken, ref in enumerate(refs):
+                if not least <= ref.size <= most:
+                    return taken, []
+                if batches := add(ref):
+                    return taken + 1, batches
         except PenstockError:
             raise
         except BaseException as raised:
-            raise self._failure(as_exception(raised), "add_run()", offset) from raised
+            doing = f"sample 0 of item {refs[taken].item}"
+            raise self._failure(as_exception(raised), doing, offset) from raised
+        return len(refs), []
 
     def _take_back(self, refs: Sequence[SampleRef], before: Any) -> None:
         """Leave nothing of an item of which a sample was refused.
@@ -148,27 +156,19 @@ class Batching:
         what = f"{self.batcher.code_of()} fails on {doing}, in lane {self._lane},"
         return self._calls.failure(error, what, self._lane, offset)
 
-    def size_of(self, item: ItemRef, sample: Sample, offset: int) -> int:
-        """Return the size of a sample; 0 where nobody needs it.
+    def refs(self, item: ItemRef, samples: Sequence[Sample], offset: int) -> list[SampleRef]:
+        """Return the samples of an item, with their sizes where somebody needs these.
 
         Raises:
-            BadBatch: The batcher finds none.
+            BadBatch, SourceUnavailable: The batcher finds no size.
         """
-        if not self._roles.needs_sizes:
-            return 0
-        try:
-            size: int = contained(lambda: self.batcher.size_of(sample))
-        except PenstockError:
-            raise
-        except Exception as error:
-            raise BadBatch(
-                f"{self.batcher.code_of()} finds no size of a sample of item {item} of job "
-                f"{self._job.name!r}: {error_line(error)}; the sample has {', '.join(sample)}",
-                lane=self._lane,
-                offset=offset,
-                traceback=user_traceback(error),
-            ) from error
-        return size
+        if not self.tells_sizes:
+            return [SampleRef(item, part) for part in range(len(samples))]
+        sizes = [self._size_of(item, sample, offset) for sample in samples]
+        return [SampleRef(item, part, size) for part, size in enumerate(sizes)]
+
+    def _size_of(self, item: ItemRef, sample: Sample, offset: int) -> int:
+        return size_of(self._calls, self._roles, item, sample, lane=self._lane, offset=offset)
 
     def forget(self, ready: Collection[Rows]) -> None:
         """Forget every sample that neither the batcher nor a ready batch needs."""

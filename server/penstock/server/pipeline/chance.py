@@ -52,7 +52,8 @@ class Chance:
         if not self.fetch_is_pure(item):
             return True
         [raw] = self._items.raws([item])
-        context = ProcessContext(item, self._job.seed)
+        [media] = self._items.media.of([item], [raw])
+        context = ProcessContext(item, self._job.seed, media)
         processor = self._job.roles_of(item.source).processor
         borrowed: AbstractContextManager[Any] = nullcontext()
         if processor.uses_global_rng:

@@ -49,7 +49,8 @@ def waiting_samples(roles: RoleSet, sample_bytes: float) -> int:
     if roles.plans_from_refs:
         return 0
     ahead = max(1, min(LOOK_AHEAD, int(AHEAD_BYTES / max(1.0, sample_bytes))))
-    pool = roles.batcher.most_held() or 0
+    facts = roles.batcher_facts
+    pool = facts.most_held or facts.pool or 0
     size = getattr(roles.batcher, "batch_size", 1)
     return roles.lanes * (pool + ahead - gcd(ahead, size))
 
@@ -103,7 +104,7 @@ class LookAhead:
                 count = 1
             items = [item, *self._coming(item, offset, count)]
             # What follows these is read while they are processed; this draw is one of them.
-            later = self.peek(count - 1, LOOK_AHEAD) if self._items.reads_ahead else []
+            later = self._later(count - 1)
             if is_alone:
                 items = self._alone(items)
             outcomes = self._items.outcomes(items, "draw", later)
@@ -115,6 +116,12 @@ class LookAhead:
         outcome = self._known.pop(item)
         assert not isinstance(outcome, int)
         return outcome
+
+    def _later(self, past: int) -> list[ItemRef]:
+        """Return the draws to be read meanwhile, those after the next `past`; none where quick."""
+        if not self._items.reads_ahead:
+            return []
+        return self.peek(past, LOOK_AHEAD * self._items.batches_ahead)
 
     def _alone(self, items: list[ItemRef]) -> list[ItemRef]:
         """Have items read together, and return the first to be processed alone.

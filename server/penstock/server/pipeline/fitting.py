@@ -7,8 +7,9 @@ from functools import partial
 
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.later import Fit, RowsOf
-from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.pipeline.later import Fit, RowsOf, spare
+from penstock.server.pipeline.sizes import size_of
+from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadItem, PenstockError
 
@@ -43,7 +44,7 @@ class Exits:
         if not self.counts[name]:
             del self.counts[name]
 
-    def grants(self, ref: SampleRef, size: int, plan: BatchPlan, batcher: SampleBatcher) -> bool:
+    def grants(self, ref: SampleRef, size: int, plan: BatchPlan, facts: BatcherFacts) -> bool:
         """Tell whether a sample's row has room for a size above the planned one; then it is taken.
 
         Samples ask in the order of the plan, and room is that between the planned ones: so it does
@@ -52,13 +53,13 @@ class Exits:
         number = next(n for n, row in enumerate(plan.rows) if any(ref is other for other in row))
         more = size - ref.size
         given = self._given.get(number, 0) + more
-        if given > batcher.spare(plan.rows[number]):
+        if given > spare(facts, plan.rows[number]):
             return False
         self._given[number] = given
         self._note(ref, size)
         return True
 
-    def judge(self) -> None:
+    def ask_verdicts(self) -> None:
         """Ask for the verdicts about what is left out.
 
         Raises:
@@ -232,7 +233,7 @@ class Fitting:
             exits.smaller(ref, size)
         if size <= ref.size or comes_later:
             return size <= ref.size
-        return exits.grants(ref, size, plan, roles.batcher)
+        return exits.grants(ref, size, plan, roles.batcher_facts)
 
     def piece(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> Sample:
         """Return the piece of a sample that a ref means; all of it where it is not split."""
@@ -250,15 +251,8 @@ class Fitting:
             raise self._items.failure(error, what, plan.lane, plan.offset) from error
 
     def _size_of(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> int:
-        batcher = self._job.role_sets[plan.role_set].batcher
-        try:
-            return batcher.size_of(sample)
-        except PenstockError:
-            raise
-        except Exception as error:
-            what = f"{batcher.code_of()} finds no size of item {ref.item}, at lane "
-            what += f"{plan.lane}, offset {plan.offset},"
-            raise self._items.failure(error, what, plan.lane, plan.offset) from error
+        roles, place = self._job.role_sets[plan.role_set], (plan.lane, plan.offset)
+        return size_of(self._items, roles, ref.item, sample, lane=place[0], offset=place[1])
 
 
 def _is_free(ref: SampleRef, found: Found) -> bool:

@@ -15,19 +15,17 @@ import numpy as np
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job.job import Job
+from penstock.server.media.medium import HEAD_BYTES
 from penstock.server.pipeline.known_verdicts import Bad, Quarantined, VerdictBook, content_hash
 from penstock.server.pipeline.processing import NEVER_ABOUT_AN_ITEM, Filtered, ProcessedItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Progress, RoleCall
 from penstock.server.roles.number_columns import why_no_length
 from penstock.server.roles.role import Role
-from penstock.server.roles.samples import RawItem, Sample
+from penstock.server.roles.samples import MAX_SIZE, RawItem, Sample
 from penstock.server.roles.source import IndexedSource
 from penstock.server.usercode.contained import contained
 from penstock.wire.errors import BadItem
 from penstock.wire.plain import clean_text
-
-MAX_SIZE = 2**63 - 1
-"""The largest size that an index can hold."""
 
 MAX_REASON = 200
 """Characters of a verdict's reason: a job may have thousands of verdicts."""
@@ -109,6 +107,8 @@ class Items(ProcessedItems):
             if len(items) > 1:
                 return [self.sizes([item])[0] for item in items]
             return [Bad(error, content_hash(None), self.chance.fetch_is_pure(items[0]))]
+        if self.media.exist and self.media.waits and not self.careful:
+            self.media.ask(items, raws, now=True, count=HEAD_BYTES)
         found = [self._size(item, raw) for item, raw in zip(items, raws, strict=True)]
         if not roles.has_heads:
             self.keeper().keep(items, raws)
@@ -151,7 +151,7 @@ class Items(ProcessedItems):
             return [Bad(bad, content_hash(None), every_epoch=True)]
 
     def _no_numbers(self, item: ItemRef) -> Bad:
-        reason = why_no_length(self.job.roles_of(item.source).batcher.length_column())
+        reason = why_no_length(self.job.roles_of(item.source).batcher_facts.length_key)
         wrong = BadItem(
             f"item {item} of job {self.job.name!r} cannot be packed: {reason}; leave such rows out",
             item=list(item),
@@ -164,7 +164,7 @@ class Items(ProcessedItems):
         processor = self.job.roles_of(item.source).processor
         what = RoleCall(processor, "size")
         try:
-            size = self.retried(lambda: processor.size(raw), what, item)
+            size = self.retried(lambda: self.media.size(item, raw, processor), what, item)
         except NEVER_ABOUT_AN_ITEM:
             raise
         except Exception as error:

@@ -48,7 +48,7 @@ class Joining:
         """
         found = self._processed(plan, at_hand, coming, exits, keeps=self._keeps[plan.role_set])
         if exits.verdicts:
-            exits.judge()
+            exits.ask_verdicts()
         return found
 
     def decided(self, plan: BatchPlan, found: Found, exits: Exits) -> BatchPlan:
@@ -78,7 +78,7 @@ class Joining:
             came = plan._replace(rows=[[ref] for _, ref in plan.later if ref[:2] not in own])
             late = Exits()
             found |= self._processed(came, {}, (), late, comes_later=True)
-            late.judge()
+            late.ask_verdicts()
             for name, number in late.counts.items():
                 exits.count(name, number)
         return plan

@@ -78,6 +78,11 @@ class KeptItems:
         with self._changed:
             return name not in self._kept
 
+    def look(self, items: Sequence[ItemRef]) -> dict[ItemRef, RawItem]:
+        """Return those of some items that are here, and keep them; nothing is waited for."""
+        with self._changed:
+            return {item: self._kept[item][0] for item in items if item in self._kept}
+
     def take_outcomes(self, names: Iterable[Hashable]) -> dict[Hashable, tuple[Any, int]]:
         """Return those of some outcomes that are here, with their bytes, and forget them."""
         with self._changed:

@@ -99,7 +99,7 @@ class VerdictBook:
         return held
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
-        """Take over verdicts that are durable already; of one number the later news holds."""
+        """Take over verdicts that are durable already; of one number the later change holds."""
         for verdict in verdicts:
             place = _place(verdict)
             before = self._known.get(place, [])

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import accumulate
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -21,6 +20,8 @@ import numpy as np
 
 from penstock.server.core.refs import BatchPlan, Row, Rows, SampleRef
 from penstock.server.pipeline.retry import Calls
+from penstock.server.roles.batcher import BatcherFacts
+from penstock.server.roles.batchers.packer import holds_item
 from penstock.server.roles.filling import BatchSizes, misfit
 from penstock.server.roles.role import Role
 from penstock.server.usercode.contained import contained
@@ -120,6 +121,18 @@ def settle(
     return Settled(stay, come, tuple(left_out), tuple(reversed(still)))
 
 
+def spare(facts: BatcherFacts, row: Row) -> int:
+    """Return by how much the samples of a row may together exceed their sizes."""
+    if facts.row_limit is None:
+        return 0
+    return facts.row_limit - sum(ref.size for ref in row)
+
+
+def joins(facts: BatcherFacts, row: Row, ref: SampleRef) -> bool:
+    """Tell whether a row has room for a sample, and holds no other of its item."""
+    return ref.size <= spare(facts, row) and not holds_item(row, ref)
+
+
 class RowsOf:
     """The room in the rows of one batch, as its roles see it.
 
@@ -131,13 +144,11 @@ class RowsOf:
     def __init__(self, calls: Calls, plan: BatchPlan) -> None:
         roles = calls.job.role_sets[plan.role_set]
         self._calls, self._plan = calls, plan
-        self._batcher, self._collator = roles.batcher, roles.collator
+        self._facts, self._collator = roles.batcher_facts, roles.collator
 
     def find(self, rows: Rows, ref: SampleRef) -> int | None:
         """Return the fullest row that a sample may join, such that the batch can be made."""
-        batcher, asked = self._batcher, self._asked
-        spare = asked(batcher, "spare", lambda: [batcher.spare(row) for row in rows])
-        for number in sorted(range(len(rows)), key=spare.__getitem__):
+        for number in sorted(range(len(rows)), key=lambda number: spare(self._facts, rows[number])):
             if not self.joins(rows[number], ref):
                 continue
             if self._can_be_made([*rows[:number], [*rows[number], ref], *rows[number + 1 :]]):
@@ -146,7 +157,7 @@ class RowsOf:
 
     def joins(self, row: Row, ref: SampleRef) -> bool:
         """Tell whether a sample has room in a row, by the batcher alone."""
-        return self._asked(self._batcher, "joins", partial(self._batcher.joins, row, ref))
+        return joins(self._facts, row, ref)
 
     def _can_be_made(self, rows: Rows) -> bool:
         """Tell whether the collator can make these rows, as far as it can be known from sizes."""

@@ -45,8 +45,8 @@ class Line:
         snapshot: Where to start; None = at offset 0.
 
     Attributes:
-        told_mark: The planner's mark of what was last told to whoever adds it up.
-        told_end: It was told where the lane ends.
+        reported_mark: The planner's mark of what was last told to whoever adds it up.
+        reported_end: It was told where the lane ends.
         emptied: How many of the last batches, in a row, quarantine has emptied.
         kept_plans: Of so many batches the plans are kept: what fills the last step of a log is made
             of these.
@@ -68,8 +68,8 @@ class Line:
         self._samples: Samples | None = None  # those of the latest plan, if it was planned ahead
         self.kept_plans = 0
         self._plans: OrderedDict[int, BatchPlan] = OrderedDict()
-        self.told_mark = self.planner.count_mark()
-        self.emptied, self.told_end = 0, False
+        self.reported_mark = self.planner.count_mark()
+        self.emptied, self.reported_end = 0, False
 
     def counters(self) -> dict[str, int]:
         """Return what the planner and its batcher have counted since the lane's beginning."""

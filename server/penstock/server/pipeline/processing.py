@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
+from penstock.server.media.medium import Medium
 from penstock.server.pipeline.chance import Chance
+from penstock.server.pipeline.item_media import raise_failure
 from penstock.server.pipeline.known_verdicts import Bad, content_hash
 from penstock.server.pipeline.raws import RawItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Progress, RoleCall
@@ -91,6 +93,8 @@ class ProcessedItems(RawItems):
             raws = self.raws(items)
         except BadItem:
             return [self._alone(item, stage) for item in items]
+        if self.media.exist and self.media.waits and not self.careful:
+            self.media.ask(items, raws, now=True)
         if coming:
             self.read_ahead(coming)
         began_s = time.perf_counter()
@@ -113,10 +117,13 @@ class ProcessedItems(RawItems):
         # A lane draws from the sources of one set of roles, so all of these are of one.
         processor = self.job.roles_of(items[0].source).processor
         if len(items) > 1 and not processor.uses_global_rng and not self.careful:
-            contexts = [ProcessContext(item, self.job.seed) for item in items]
             self.progress("process", items[0])
             try:
+                contexts = self.media.contexts(items, raws)
                 results = contained(lambda: processor.process_batch(raws, contexts))
+                if self.media.exist:
+                    for context in contexts:
+                        raise_failure(context.media)
             except Exception as error:
                 # One of them fails, and is named when it is alone.
                 outcomes = self._one_by_one(items, raws, stage, processor)
@@ -150,8 +157,17 @@ class ProcessedItems(RawItems):
     ) -> list[Sample] | Filtered | Bad:
         what = self.processing(item)
         self.progress("process", item)
+        media: Sequence[Medium] = ()
         try:
-            process = partial(self._process_once, item, raw, processor)
+            if self.media.exist:
+                [media] = self.media.of([item], [raw])
+        except NEVER_ABOUT_AN_ITEM:
+            raise
+        except Exception as error:
+            bad = self.bad_item(stage, RoleCall(processor, "references"), item, error)
+            return Bad(bad, content_hash(raw), every_epoch=True)
+        try:
+            process = partial(self._process_once, item, raw, processor, media)
             return self.twice(process, what, item, NEVER_ABOUT_AN_ITEM)
         except NEVER_ABOUT_AN_ITEM:
             raise
@@ -160,15 +176,17 @@ class ProcessedItems(RawItems):
             return Bad(bad, content_hash(raw), every_epoch=not self._drew_first)
 
     def _process_once(
-        self, item: ItemRef, raw: RawItem, processor: RawItemProcessor
+        self, item: ItemRef, raw: RawItem, processor: RawItemProcessor, media: Sequence[Medium]
     ) -> list[Sample] | Filtered:
         """Process an item; where that fails, note whether anything random was drawn before."""
-        context = ProcessContext(item, self.job.seed)
+        context = ProcessContext(item, self.job.seed, media)
         self.processed += 1
         if processor.uses_global_rng:
             self.seed(item)
         try:
             outcome = outcome_of(processor.process(raw, context), context)
+            if media:
+                raise_failure(media)
         except BaseException:
             self._drew_first = self.chance.drew(context, item)
             raise

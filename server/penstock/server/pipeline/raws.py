@@ -7,6 +7,7 @@ from functools import partial
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
+from penstock.server.pipeline.item_media import MEDIA_BATCHES_AHEAD, ItemMedia
 from penstock.server.pipeline.kept_items import KEPT_BYTES, KeptItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Progress
 from penstock.server.pipeline.source_calls import SourceCalls
@@ -31,6 +32,7 @@ class RawItems(SourceCalls):
     Attributes:
         kept_bytes: Items that are kept until they are needed again, or were read ahead, take at
             most so much memory.
+        media: What items hold or name of pictures and sounds.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class RawItems(SourceCalls):
             for source in job.sources.values()
         )
         self._kept: KeptItems | None = None
+        self.media = ItemMedia(job)
 
     def raws(self, items: Sequence[ItemRef]) -> list[RawItem]:
         """Return the raw items: read here, unless they were read before.
@@ -71,7 +74,15 @@ class RawItems(SourceCalls):
     @property
     def reads_ahead(self) -> bool:
         """Tell whether it is worth while to say what will be needed next."""
-        return self._may_read_ahead and self.read_s > READ_AHEAD_S and not self.careful
+        if self.careful:
+            return False
+        source_waits = self._may_read_ahead and self.read_s > READ_AHEAD_S
+        return source_waits or (self.media.exist and self.media.waits)
+
+    @property
+    def batches_ahead(self) -> int:
+        """Return for how many batches it is worth while to say what they will be made of."""
+        return MEDIA_BATCHES_AHEAD if self.media.exist and self.media.waits else 1
 
     @property
     def warms_ahead(self) -> bool:
@@ -79,9 +90,18 @@ class RawItems(SourceCalls):
         return self._warms and not self.careful
 
     def read_ahead(self, items: Sequence[ItemRef]) -> None:
-        """Have items read by another thread while this one goes on; only where `reads_ahead`."""
-        if items:
+        """Have items read by another thread while this one goes on, and their media.
+
+        Only where `reads_ahead`, or `warms_ahead`.
+        """
+        if not items:
+            return
+        slow = self._warms or (self._may_read_ahead and self.read_s > READ_AHEAD_S)
+        if slow or not self.media.exist:
             self.keeper().ask(items)
+        if self.media.exist and self.media.waits:
+            read = None if slow else self.read
+            self.media.ask_ahead(items, self.keeper(), read)
 
     def keeper(self) -> KeptItems:
         """Return what keeps items that will be needed."""

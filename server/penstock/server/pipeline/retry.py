@@ -86,7 +86,7 @@ class Calls:
         self.retry_deadline_s = retry_deadline_s
         self.may_wait: Callable[[], bool] = lambda: True
         self.warn: Callable[[str], None] = logger.warning
-        self._told: set[tuple[str, type[Exception]]] = set()
+        self._warned: set[tuple[str, type[Exception]]] = set()
         self._retries: Counter[str] = Counter()
 
     def take_retries(self) -> dict[str, int]:
@@ -167,11 +167,13 @@ class Calls:
     def tell_once(self, what: RoleCall, error: Exception, said: str) -> None:
         """Warn of an error that ends nothing, once for each kind of it; not of a temporary one."""
         kind = what.role, type(error)
-        if kind not in self._told and not is_transient(error, reading=what.reading):
-            self._told.add(kind)
+        if kind not in self._warned and not is_transient(error, reading=what.reading):
+            self._warned.add(kind)
             self.warn(f"job {self.job.name!r}: {said}: {error_line(error)}")
 
-    def failure(self, error: Exception, what: str, lane: int, offset: int) -> PenstockError:
+    def failure(
+        self, error: Exception, what: str, lane: int | None, offset: int | None
+    ) -> PenstockError:
         """Return what an error means that a role raised where no item is judged.
 
         It is not called again here: its state may be half changed.
@@ -179,7 +181,7 @@ class Calls:
         Args:
             error: What it raised, other than a `PenstockError`, which says enough.
             what: What fails where, as the beginning of a sentence; `of job ... with ...` follows.
-            lane: The lane of the batch that it was called for.
+            lane: The lane of the batch that it was called for; None = of no batch.
             offset: Its offset.
 
         Returns:

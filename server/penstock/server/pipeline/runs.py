@@ -33,8 +33,8 @@ class Runs:
     def __init__(self, items: Items, draws: LaneDraws, roles: RoleSet, ahead: LookAhead) -> None:
         self._items, self._ahead = items, ahead
         told = roles.plans_from_refs and roles.needs_sizes and bool(roles.sized_sources)
-        together = type(draws).run is not LaneDraws.run and roles.batcher.takes_runs()
-        self.may_come = told and together
+        keeps = roles.batcher_facts.sizes_kept is not None and not roles.batcher.needs_content
+        self.may_come = told and keeps and type(draws).run is not LaneDraws.run
         self._samples: list[SampleRef] = []
         self._at = 0  # how many of these are drawn
 

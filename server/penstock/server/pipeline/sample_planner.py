@@ -15,10 +15,10 @@ from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
 from penstock.server.job.job import Job, LaneRoles
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.batching import Batching
+from penstock.server.pipeline.draw_verdicts import DrawVerdicts
 from penstock.server.pipeline.draws_ahead import LookAhead
 from penstock.server.pipeline.end_check import miscounted
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.judged import JudgedDraws
 from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.lane_counts import LaneAccounts, all_counts, count_filtered
 from penstock.server.pipeline.plans_before import PlansBefore
@@ -58,13 +58,13 @@ class SamplePlanner:
         self._counts_parts = bool(self.draws.counts())
         self._from_refs, self._needs_sizes = self.roles.plans_from_refs, self.roles.needs_sizes
         self._may_fail = self.roles.distributor.is_of_user()
-        self._can_seek = self._part.can_seek(self.draws, self.batching.batcher)
+        self._can_seek = self._part.can_seek(self.draws)
         self.ready: deque[Rows] = deque()
         self._flushed = False  # what is ready, if anything, is the end of the lane
         self._before = PlansBefore(job.later_within)
         self._accounts = LaneAccounts()
         self._starvation = Starvation(job, lane, self._part)
-        self._judged = JudgedDraws(items, lane, self.counters)
+        self._verdicts_of_draws = DrawVerdicts(items, lane, self.counters)
         self._draws_of_batch = 0  # of the last finished one; 0 before the second, which has no pool
         self._counted_before = self.counts()
 
@@ -92,7 +92,7 @@ class SamplePlanner:
     @property
     def last_verdict(self) -> int:
         """Return the highest number of a verdict that has removed a draw."""
-        return self._judged.last
+        return self._verdicts_of_draws.last
 
     @property
     def end(self) -> int | None:
@@ -212,13 +212,8 @@ class SamplePlanner:
             if isinstance(outcome, Filtered):
                 count_filtered(self.counters, outcome.reason)
             elif outcome is not None:
-                if self.batching.tells_sizes:
-                    size_of = self.batching.size_of
-                    sizes = [size_of(item, sample, place) for sample in outcome]
-                    refs = [SampleRef(item, part, size) for part, size in enumerate(sizes)]
-                    taken = sum(sizes)
-                else:
-                    refs = [SampleRef(item, part, 0) for part in range(len(outcome))]
+                refs = self.batching.refs(item, outcome, place)
+                taken = sum([ref.size for ref in refs]) if self._needs_sizes else 0
                 batches, accepted = self._add(refs, outcome, place)
         # Draws that can be sought depend on no size, and must not count what seeking leaves out.
         self.draws.took(item, taken if accepted and not self._can_seek else 0)
@@ -245,12 +240,12 @@ class SamplePlanner:
         try:
             return self.batching.add(refs, samples, place)
         except BadItem as error:
-            self._judged.refuse(refs[0].item, error, self.place)
+            self._verdicts_of_draws.refuse(refs[0].item, error, self.place)
             return [], False
 
     def _left_out(self, item: ItemRef) -> bool:
         """Tell whether a verdict removes this draw; whatever was known of it ahead is forgotten."""
-        if not self._judged.removes(item, self.place):
+        if not self._verdicts_of_draws.removes(item, self.place):
             return False
         self.ahead.forget(item)
         self._runs.forget()
@@ -283,7 +278,7 @@ class SamplePlanner:
         useful = max(self._starvation.without_batch // 2, self._draws_of_batch)
         outcome = self.ahead.outcome(item, place, useful, made)
         if isinstance(outcome, Bad):
-            self._judged.judge(item, outcome, place)
+            self._verdicts_of_draws.quarantine(item, outcome, place)
             return None
         return outcome
 
@@ -295,7 +290,7 @@ class SamplePlanner:
         if size is None:
             size = self.ahead.size(item, self.place)
         if isinstance(size, Bad):
-            self._judged.judge(item, size, self.place)
+            self._verdicts_of_draws.quarantine(item, size, self.place)
             return None
         return size
 
@@ -306,7 +301,7 @@ class SamplePlanner:
         """
         if not (self._can_seek and self.items.reads_ahead):
             return []
-        return self.ahead.peek(0, sum(map(len, plan.rows)))
+        return self.ahead.peek(0, self.items.batches_ahead * sum(map(len, plan.rows)))
 
     def forget(self) -> None:
         """Forget every sample that nothing pending needs: of past batches, and left out ones."""
@@ -320,7 +315,7 @@ class SamplePlanner:
 
     def seek(self, offset: int) -> None:
         """Go to `offset` by arithmetic; only where `can_seek`."""
-        before = self.batching.batcher.draws_before(offset)
+        before = self.roles.batcher_facts.draws_before(offset)
         assert before is not None
         total = self._part.draws
         drawn = before if total is None else min(before, total)
@@ -336,7 +331,7 @@ class SamplePlanner:
         self._accounts.begin(self._counted_before)
         self.offset = offset
         self._starvation.begin()
-        self._judged.last = 0
+        self._verdicts_of_draws.last = 0
 
     def _count_from(self, counters: Mapping[str, int]) -> None:
         self.counters.clear()
@@ -392,7 +387,7 @@ class SamplePlanner:
         self._starvation.without_sample, self._starvation.without_batch = state["without"]
         self._flushed = self.ended and bool(self.ready)
         self._before.restore(state.get("before", []))
-        self._judged.last = int(state.get("verdicts", 0))
+        self._verdicts_of_draws.last = int(state.get("verdicts", 0))
         self.batching.samples.clear()
         self.ahead.clear()
         self._runs.forget()

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.server.core.refs import BatchPlan, ItemRef
+from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.processing import Filtered
+from penstock.server.pipeline.sizes import size_of
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import LaneStarved
 
@@ -44,20 +45,20 @@ class StandIns:
             LaneStarved: No item tells what a sample looks like.
             SourceUnavailable: A read failed to the deadline.
         """
-        return [
-            [self._fitting(ref.item.source, ref.size, plan) for ref in row] for row in plan.rows
-        ]
+        return [[self._fitting(ref, plan) for ref in row] for row in plan.rows]
 
-    def _fitting(self, source: str, planned: int, plan: BatchPlan) -> Sample:
+    def _fitting(self, ref: SampleRef, plan: BatchPlan) -> Sample:
+        source = ref.item.source
         sample = self._samples.get(source)
         if sample is None:
             sample = self._samples[source] = self._first(source, plan)
         fresh: Sample = zeroed(sample)
         roles = self._job.role_sets[plan.role_set]
         if roles.batcher.needs_sizes:
-            size = roles.batcher.size_of(fresh)
-            if size > planned:
-                return roles.processor.cut(fresh, 0, planned, size)
+            place = plan.lane, plan.offset
+            size = size_of(self._items, roles, ref.item, fresh, lane=place[0], offset=place[1])
+            if size > ref.size:
+                return roles.processor.cut(fresh, 0, ref.size, size)
         return fresh
 
     def _first(self, source: str, plan: BatchPlan) -> Sample:

@@ -14,9 +14,12 @@ import os
 import sys
 from collections.abc import Mapping
 
-THREAD_VARIABLES = tuple(
-    f"{library}_NUM_THREADS"
-    for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM", "BLIS", "RAYON")
+THREAD_VARIABLES = (
+    *(
+        f"{library}_NUM_THREADS"
+        for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM", "BLIS", "RAYON")
+    ),
+    "OPENCV_FOR_THREADS_NUM",
 )
 """Sums of floating-point numbers depend on how they are cut: one thread cuts none."""
 

@@ -51,7 +51,7 @@ def attend(
             raise
 
 
-def end_aside(process: StartedChild) -> int:
+def end_child(process: StartedChild) -> int:
     """Let a process whose work is done end by itself, kill it if it does not; return its status."""
     try:
         return process.wait(timeout=END_S)

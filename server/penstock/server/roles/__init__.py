@@ -11,7 +11,7 @@ fetches items     which item next     raw item -> samples   samples -> rows    r
 | `StreamSource` | `shards`, `open`, `fingerprint` | `close` |
 | `DataDistributor` | `draw` or `open` | `draws` |
 | `RawItemProcessor` | `process` | `size`, `process_batch`, `setup`, `cut` |
-| `SampleBatcher` | `add` | `flush`, `pending`, `size_of`, `dropped` |
+| `SampleBatcher` | `add` | `flush`, `pending`, `size_of`, `dropped`, `facts` |
 | `BatchCollator` | `collate` | `specs`, `blank` |
 
 Every role is a pure function of what it is given. None of them knows a rank, a worker or a node.
@@ -21,11 +21,10 @@ Every role is a pure function of what it is given. None of them knows a rank, a 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
-from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.batcher import BatcherFacts, SampleBatcher
 from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.distributor import DataDistributor, Target
@@ -35,99 +34,32 @@ from penstock.server.roles.reading import Blocks, Reading
 from penstock.server.roles.role import Role
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.server.roles.source import IndexedSource, Source, StreamSource
+from penstock.wire.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from penstock.server.roles.batchers import (
-        BalancedPackingBatcher,
-        BestFitDecreasingPackingBatcher,
-        BestFitPackingBatcher,
-        ConcatPackingBatcher,
-        FirstFitPackingBatcher,
-        KnapsackPackingBatcher,
-        NextFitPackingBatcher,
-        OpenBestFitPackingBatcher,
-        PoolPackingBatcher,
-        SequentialPackingBatcher,
-        SimpleBatcher,
-        WindowPackingBatcher,
-    )
-    from penstock.server.roles.collators import (
-        DefaultBatchCollator,
-        FunctionCollator,
-        ListsCollator,
-        PackedCollator,
-        PaddedCollator,
-    )
-    from penstock.server.roles.distributors import (
-        IterableDistributor,
-        MapDistributor,
-        MixtureDistributor,
-        RankPartitionedDistributor,
-    )
-    from penstock.server.roles.processors import (
-        ChatProcessor,
-        FunctionProcessor,
-        IdentityProcessor,
-        SoundProcessor,
-        TokenizeProcessor,
-    )
-
-# Sources and built-ins import the ABCs through this package: they come when they are asked for.
-_BUILTINS = {
-    "BalancedPackingBatcher": "batchers",
-    "BestFitDecreasingPackingBatcher": "batchers",
-    "BestFitPackingBatcher": "batchers",
-    "ConcatPackingBatcher": "batchers",
-    "FirstFitPackingBatcher": "batchers",
-    "KnapsackPackingBatcher": "batchers",
-    "NextFitPackingBatcher": "batchers",
-    "OpenBestFitPackingBatcher": "batchers",
-    "PoolPackingBatcher": "batchers",
-    "SequentialPackingBatcher": "batchers",
-    "SimpleBatcher": "batchers",
-    "WindowPackingBatcher": "batchers",
-    "DefaultBatchCollator": "collators",
-    "FunctionCollator": "collators",
-    "ListsCollator": "collators",
-    "PackedCollator": "collators",
-    "PaddedCollator": "collators",
-    "IterableDistributor": "distributors",
-    "MapDistributor": "distributors",
-    "MixtureDistributor": "distributors",
-    "RankPartitionedDistributor": "distributors",
-    "ChatProcessor": "processors",
-    "FunctionProcessor": "processors",
-    "IdentityProcessor": "processors",
-    "SoundProcessor": "processors",
-    "TokenizeProcessor": "processors",
-}
-
-
-if not TYPE_CHECKING:  # a type checker shall miss what is not there
-
-    def __getattr__(name: str) -> Any:
-        if name not in _BUILTINS:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{__name__}.{_BUILTINS[name]}"), name)
-        globals()[name] = value
-        return value
-
+    from penstock.server.roles.batchers import *
+    from penstock.server.roles.collators import *
+    from penstock.server.roles.distributors import *
+    from penstock.server.roles.processors import *
 
 __all__ = [
     "BalancedPackingBatcher",
     "BatchCollator",
+    "BatcherFacts",
     "BestFitDecreasingPackingBatcher",
     "BestFitPackingBatcher",
     "Blocks",
     "ChatProcessor",
     "CollateContext",
     "ConcatPackingBatcher",
+    "ConversationProcessor",
     "DataDistributor",
     "DefaultBatchCollator",
     "FirstFitPackingBatcher",
     "FunctionCollator",
     "FunctionProcessor",
     "IdentityProcessor",
+    "ImageProcessor",
     "IndexedSource",
     "ItemRef",
     "IterableDistributor",
@@ -164,5 +96,23 @@ __all__ = [
     "Target",
     "TokenizeProcessor",
     "ValueLayout",
+    "VlmCollator",
     "WindowPackingBatcher",
 ]
+
+if not TYPE_CHECKING:  # sources and built-ins import the ABCs through this package
+    _ROOMS = {
+        "Batcher": "batchers",
+        "Collator": "collators",
+        "Distributor": "distributors",
+        "Processor": "processors",
+    }
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            name: room
+            for name in __all__
+            for kind, room in _ROOMS.items()
+            if name.endswith(kind) and name not in globals()
+        },
+    )

@@ -3,25 +3,64 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from penstock.server.core.refs import Row, Rows, SampleRef
+from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.roles import role_state
-from penstock.server.roles.role import Role
-
-if TYPE_CHECKING:
-    pass
+from penstock.server.roles.role import Role, asked
 from penstock.server.roles.samples import Sample
+from penstock.wire.errors import InvalidJob
 
 
-def _length(value: Any) -> int | None:
-    if isinstance(value, (str, bytes)):
-        return None
-    if isinstance(value, list | tuple):
-        return len(value)
-    shape = getattr(value, "shape", None)
-    return int(shape[0]) if shape is not None and len(shape) == 1 else None
+@dataclass(frozen=True)
+class BatcherFacts:
+    """What a batcher promises of itself: each saves time, or lets a tool say more.
+
+    What it leaves out is safe: nothing is taken for granted then.
+
+    Attributes:
+        sizes_kept: The least and largest size of samples that `add` neither drops nor refuses: up
+            to a sample that finishes a batch, it then gets many at once, without a look at what was
+            dropped. None = something else decides it, or may.
+        may_split: False promises that a sample is in one place, whole or shortened, and never in
+            pieces of which others are elsewhere; it lets any worker make any batch of a planned
+            job.
+        may_refuse: False promises that `add` never raises; it saves a copy of the state before an
+            item of several samples.
+        length_key: The value of a sample whose length is its size; None = sizes are something else.
+            Where a source has it as a column, batches are planned from its lengths alone.
+        samples_of_batch: How many samples each batch has, whatever they are, so that a lane starts
+            at any offset by arithmetic; None = something else decides it.
+        drops_tail: With `samples_of_batch`, those of a last batch that is not full are dropped.
+        row_limit: What the sizes of a row may sum to. A sample that turns out larger than was told
+            stays in its row if there is so much room, and where a job says `later_within` it may
+            join another. None = no row takes more than it was planned with.
+        pool: How many samples it chooses from; None = it has no pool.
+        most_held: How many samples it may hold, where that is known and not `pool` alone.
+    """
+
+    sizes_kept: tuple[int, float] | None = None
+    may_split: bool = True
+    may_refuse: bool = True
+    length_key: str | None = None
+    samples_of_batch: int | None = None
+    drops_tail: bool = False
+    row_limit: int | None = None
+    pool: int | None = None
+    most_held: int | None = None
+
+    def batches(self, draws: int) -> int | None:
+        """Return how many batches so many samples make, flush included; None = unknown."""
+        if self.samples_of_batch is None:
+            return None
+        more = 0 if self.drops_tail else self.samples_of_batch - 1
+        return (draws + more) // self.samples_of_batch
+
+    def draws_before(self, offset: int) -> int | None:
+        """Return how many samples precede batch `offset`, where nothing but arithmetic says it."""
+        return None if self.samples_of_batch is None else offset * self.samples_of_batch
 
 
 class SampleBatcher(Role, ABC):
@@ -53,41 +92,6 @@ class SampleBatcher(Role, ABC):
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Take one sample (its size is `ref.size`); return the batches it finished, in order."""
 
-    def add_run(self, refs: Sequence[SampleRef]) -> tuple[int, list[Rows]]:
-        """Take samples that come one after another, up to the first that finishes a batch.
-
-        It gives and leaves behind what `add` does, one by one. It stops before a sample that it
-        would leave out or refuse, which `add` is given then: it is accounted for by itself.
-
-        Args:
-            refs: The samples; at least one.
-
-        Returns:
-            How many it has taken, and the batches that the last of them finished.
-        """
-        least, most = self.sizes_kept() or (0, -1)
-        for taken, ref in enumerate(refs):
-            if not least <= ref.size <= most:
-                return taken, []
-            if batches := self.add(ref):
-                return taken + 1, batches
-        return len(refs), []
-
-    def sizes_kept(self) -> tuple[int, float] | None:
-        """Return the least and largest size of samples that `add` neither drops nor refuses.
-
-        None = something else decides it, or may.
-        """
-        return None
-
-    def takes_runs(self) -> bool:
-        """Tell whether `add_run` may stand for `add`: a user's class has it itself, if so."""
-        if self.needs_content:
-            return False
-        if self.is_of_user():  # what it inherits does not know of what it overrides
-            return "add_run" in vars(type(self))
-        return self.sizes_kept() is not None
-
     def flush(self) -> list[Rows]:
         """Return what is left when the lane is over."""
         return []
@@ -97,78 +101,9 @@ class SampleBatcher(Role, ABC):
         """Return the samples that are held and not yet in a finished batch, in any order."""
         return role_state.find_refs(self)
 
-    def chooses_from(self) -> int | None:
-        """Return how many samples its pool holds, from which it chooses; None = it has none."""
-        return None
-
-    def most_held(self) -> int | None:
-        """Return how many samples it may hold, where that is known and not its pool alone."""
-        return self.chooses_from()
-
-    @property
-    def may_split(self) -> bool:
-        """Tell whether pieces of one sample may come to several batches.
-
-        False promises that no ref has a span that begins or ends within its sample; it lets any
-        worker make any batch of a planned job.
-        """
-        return True
-
-    @property
-    def may_refuse(self) -> bool:
-        """Tell whether `add` may raise: then its state is copied before an item of several samples.
-
-        False promises that it takes every sample; it saves that copy.
-        """
-        return True
-
-    def check_keys(self, keys: Iterable[str]) -> None:  # optional
-        """Refuse samples that lack a value that this needs; called if their keys are known.
-
-        Raises:
-            InvalidJob: Every sample would fail.
-        """
-
     def size_of(self, sample: Sample) -> int:
         """Return the size of a processed sample: by default `len(sample["input_ids"])`."""
         return len(sample["input_ids"])
-
-    def size_rule(self) -> Any:
-        """Return what `size_of` gives, JSON-able: batchers that agree can share an index of sizes.
-
-        `{"length_of": NAME}` is the length of a value of the sample, and None a size of 0. By
-        default of a subclass that overrides `size_of` it is the identity of the whole batcher.
-        """
-        if self.keeps(SampleBatcher, "size_of"):
-            return {"length_of": "input_ids"}
-        return {"batcher": self.identity()}
-
-    def length_column(self) -> str | None:
-        """Return the value of a sample whose length is its size; None = sizes are something else.
-
-        Where a source has it as a column, batches are planned from its lengths alone.
-        """
-        return None
-
-    def spare(self, row: Row) -> int:
-        """Return by how much the samples of a row may together exceed their sizes.
-
-        Where sizes are told before items are processed, one may turn out larger: it stays in its
-        row if there is so much room, and else it is a bad item. By default there is none.
-        """
-        return 0
-
-    def joins(self, row: Row, ref: SampleRef) -> bool:
-        """Tell whether a sample may join a row when that is packed; its state must not matter.
-
-        Where a job says `later_within`, a sample that was larger than told takes room that is left
-        in another row. By default no sample may.
-
-        Args:
-            row: What lies in it, each with the size that it turned out to have.
-            ref: The sample, of its real size.
-        """
-        return False
 
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out since the lane's start.
@@ -183,16 +118,9 @@ class SampleBatcher(Role, ABC):
         """Return other counts since the lane's start, for example truncated samples."""
         return {}
 
-    def batches(self, draws: int) -> int | None:
-        """Return how many batches `draws` samples make, flush included; None = unknown."""
-        return None
-
-    def draws_before(self, offset: int) -> int | None:
-        """Return how many samples precede batch `offset`, if nothing is held across that border.
-
-        If this is known a lane starts at any offset in O(1).
-        """
-        return None
+    def facts(self) -> BatcherFacts:
+        """Return what is promised; by default nothing. Between two calls it is the same."""
+        return BatcherFacts()
 
     def state(self) -> Any:
         """Return the state, JSON-able and canonical."""
@@ -201,3 +129,32 @@ class SampleBatcher(Role, ABC):
     def restore(self, state: Any) -> None:
         """Take back what `state` gave; called on a fresh batcher with the same parameters."""
         role_state.restore(self, state)
+
+
+def facts_of(batcher: SampleBatcher) -> BatcherFacts:
+    """Return what holds of a batcher: a promise that a user's class inherits may not.
+
+    Raises:
+        InvalidJob: A user's `facts` fails, or gives something else.
+    """
+    found = asked(batcher, "facts")
+    if not isinstance(found, BatcherFacts):
+        raise InvalidJob(
+            f"{batcher.code_of('facts')} gave {found!r}: return BatcherFacts(...)", key="batcher"
+        )
+    if not batcher.is_of_user() or "facts" in vars(type(batcher)):
+        return found
+    return replace(found, sizes_kept=None, may_split=True, may_refuse=True, samples_of_batch=None)
+
+
+def rule_of_sizes(batcher: SampleBatcher) -> Any:
+    """Return what `size_of` gives, JSON-able: batchers that agree can share an index of sizes.
+
+    `{"length_of": NAME}` is the length of a value of the sample, and None a size of 0. Of a user's
+    class that overrides `size_of` it is the identity of the whole batcher.
+    """
+    if (key := facts_of(batcher).length_key) is not None:
+        return {"length_of": key} if batcher.needs_sizes else None
+    if batcher.keeps(SampleBatcher, "size_of"):
+        return {"length_of": "input_ids"}
+    return {"batcher": batcher.identity()}

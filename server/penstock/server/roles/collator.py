@@ -5,14 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.filling import BatchSizes, Filling
 from penstock.server.roles.role import Role
-
-if TYPE_CHECKING:
-    pass
 from penstock.server.roles.samples import Sample
 
 

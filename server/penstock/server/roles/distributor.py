@@ -5,20 +5,14 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
 from penstock.server.roles.reading import Reading
 from penstock.server.roles.role import Role
+from penstock.server.roles.source import IndexedSource, Source
 from penstock.wire.errors import InvalidJob
-
-if TYPE_CHECKING:
-    pass
-from penstock.server.roles.source import (
-    IndexedSource,
-    Source,
-)
 
 
 class Target(NamedTuple):
@@ -50,6 +44,7 @@ class DataDistributor(Role, ABC):
         distributor: Decides which item a lane draws next.
     """
 
+    section: ClassVar[str] = "distributor"
     ends_by_epochs: ClassVar[bool] = False
 
     sources: Mapping[str, Source]

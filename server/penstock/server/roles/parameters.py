@@ -12,38 +12,35 @@ class CutSource(FileSource):
 ```
 
 The constructor takes them in this order, checks them, keeps each under its name and then calls
-`__post_init__`. A subclass that is declared, too, takes those of its bases and its own. What a
-parameter means is said once, in the docstring of the class that declares it. A role that takes
-`**arguments` writes its constructor by hand.
+`__post_init__`. A subclass that is declared, too, takes those of its bases and its own; one that it
+declares anew is its own. What a parameter means is said once, in the docstring of the class that
+declares it. A role that takes `**arguments` writes its constructor by hand.
+
+A bound has `check(name, value, *, key, optional)`, which refuses a value with `InvalidJob`: `key`
+is where it is in the job file, and `optional` says that the parameter may be left out. None is not
+given to it where that is the default, or of its type.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import KW_ONLY, dataclass
 from inspect import Parameter, Signature, get_annotations
-from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform, get_origin, get_type_hints
+from types import NoneType
+from typing import (
+    Any,
+    ClassVar,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from penstock.common.checks import check_choice, check_flag, check_whole
+from penstock.wire.errors import InvalidJob
 
 Declared = TypeVar("Declared", bound=type[Any])
-
-
-class Bound(Protocol):
-    """Which values of a parameter make sense; None always does where it is the default."""
-
-    def check(self, name: str, value: Any, *, key: str, optional: bool) -> None:
-        """Refuse a value.
-
-        Args:
-            name: The parameter.
-            value: What was given.
-            key: Where it is in the job file.
-            optional: The parameter may be left out, which the error's sentence then says.
-
-        Raises:
-            InvalidJob: It makes no sense.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -87,6 +84,28 @@ class TrueOrFalse:
         check_flag(name, value, key=key)
 
 
+FilePath = str | os.PathLike[str]
+PATH = (str, os.PathLike)
+
+
+@dataclass(frozen=True)
+class OfType:
+    """A value of some type, where another would fail later and elsewhere.
+
+    Attributes:
+        types: What it may be.
+        meaning: What to give, for the error's sentence.
+    """
+
+    types: tuple[type[Any], ...]
+    meaning: str
+
+    def check(self, name: str, value: Any, *, key: str, optional: bool) -> None:
+        """Refuse what is of another type."""
+        if not isinstance(value, self.types):
+            raise InvalidJob(f"{name} is {value!r}: give {self.meaning}", key=key)
+
+
 @dataclass_transform(eq_default=False)
 def declared(cls: Declared) -> Declared:
     """Give a class a constructor for the parameters that it and its bases declare.
@@ -102,7 +121,7 @@ def declared(cls: Declared) -> Declared:
     signature = Signature([Parameter("self", Parameter.POSITIONAL_ONLY), *parameters])
     names = [parameter.name for parameter in parameters]
     bounds = [
-        (parameter.name, bound, parameter.default is None)
+        (parameter.name, bound, _may_be_none(parameter), parameter.default is None)
         for parameter in parameters
         for bound in getattr(parameter.annotation, "__metadata__", ())
     ]
@@ -115,8 +134,8 @@ def declared(cls: Declared) -> Declared:
             raise TypeError(f"{cls.__name__}: {error}") from None
         given.apply_defaults()
         values = given.arguments
-        for name, bound, is_optional in bounds:
-            if values[name] is not None or not is_optional:
+        for name, bound, may_be_none, is_optional in bounds:
+            if values[name] is not None or not may_be_none:
                 key = f"{section}{name}"
                 bound.check(name, values[name], key=key, optional=is_optional)
         for name in names:
@@ -131,6 +150,10 @@ def declared(cls: Declared) -> Declared:
     return cls
 
 
+def _may_be_none(parameter: Parameter) -> bool:
+    return parameter.default is None or NoneType in get_args(get_args(parameter.annotation)[0])
+
+
 def _parameters(cls: type[Any]) -> list[Parameter]:
     """Return the parameters of a class: by position those of its bases come first, by name last."""
     before = getattr(cls.__init__, "__signature__", None)
@@ -143,6 +166,8 @@ def _parameters(cls: type[Any]) -> list[Parameter]:
             kind = Parameter.KEYWORD_ONLY if by_name_only else Parameter.POSITIONAL_OR_KEYWORD
             default = vars(cls).get(name, Parameter.empty)
             own.append(Parameter(name, kind, default=default, annotation=hints[name]))
+    names = {each.name for each in own}
+    inherited = [each for each in inherited if each.name not in names]
     by_position = [each for each in (*inherited, *own) if each.kind is not Parameter.KEYWORD_ONLY]
     by_name = [each for each in (*own, *inherited) if each.kind is Parameter.KEYWORD_ONLY]
     return [*by_position, *by_name]

@@ -7,11 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from penstock.server.media.medium import Medium
-from penstock.server.roles.batcher import _length
+from penstock.server.media.pictures_shown import Picture, pictures_in
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.role import Role
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.server.roles.source import Source
+
+
+def _length(value: Any) -> int | None:
+    if isinstance(value, (str, bytes)):
+        return None
+    if isinstance(value, list | tuple):
+        return len(value)
+    shape = getattr(value, "shape", None)
+    return int(shape[0]) if shape is not None and len(shape) == 1 else None
 
 
 class RawItemProcessor(Role, ABC):
@@ -138,7 +147,13 @@ class MediaProcessor(RawItemProcessor):
 
     What `references` names is fetched for it, several files at once and ahead of decoding, and is
     there as `context.media`. For `size` headers are read, no more.
+
+    Class attributes:
+        reads_whole: False = it reads parts of large files, by `Medium.at`, so they are not fetched
+            ahead of it.
     """
+
+    reads_whole: ClassVar[bool] = True
 
     @abstractmethod
     def references(self, raw: RawItem) -> Sequence[Any]:
@@ -150,6 +165,14 @@ class MediaProcessor(RawItemProcessor):
         Raises:
             Exception: The item is not as it should be: it is a `BadItem`.
         """
+
+    def pictures(self, sample: Sample) -> list[Picture]:
+        """Return the pictures of a sample as people look at them: uint8 (height, width, 3) each.
+
+        By default what among its values looks like one; override it where they have another form,
+        such as patches.
+        """
+        return pictures_in(sample)
 
     def size(self, raw: RawItem, media: Sequence[Medium] = ()) -> int | SampleSizes | None:
         """Return the size of the one sample of an item from headers; None = not known.

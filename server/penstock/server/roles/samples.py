@@ -11,6 +11,10 @@ Sample = dict[str, Any]
 """What a processor gives: the named values of an example."""
 
 
+MAX_SIZE = 2**63 - 1
+"""The largest size of a sample, and the largest count: what an index can hold."""
+
+
 class SampleSizes(NamedTuple):
     """How large one sample is, known without processing its item.
 

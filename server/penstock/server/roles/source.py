@@ -139,6 +139,10 @@ class Source(Role, ABC):
         """
         return ()
 
+    def media_dirs(self) -> Sequence[str]:
+        """Return directories below which its items name media, whatever the job says of media."""
+        return ()
+
     def read_bytes(self) -> int:
         """Return how many bytes were read from storage since the last call: a metric."""
         return 0
@@ -227,7 +231,7 @@ class IndexedSource(Source):
         Called by the process that fetches, at first and whenever the number changes that it needs.
         """
 
-    def most_kept_bytes(self) -> int | None:
+    def most_cached_bytes(self) -> int | None:
         """Return the most bytes that `keep_blocks` keeps; None = as many as are needed."""
         return None
 

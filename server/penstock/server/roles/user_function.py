@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from penstock.server.roles.parameters import declared
 from penstock.server.roles.role import Role, file_of, module_hash
 from penstock.wire.errors import InvalidJob
 
 
+@declared
 class FunctionRole(Role):
     """What the roles that call a function share.
 
@@ -33,16 +35,16 @@ class FunctionRole(Role):
     example: ClassVar[str]
     """How a job file names such a function."""
 
-    uses_global_rng: bool
+    function: str | Callable[..., Any]
 
-    def __init__(self, function: str | Callable[..., Any]) -> None:
-        if not isinstance(function, str) and not callable(function):
+    def __post_init__(self) -> None:
+        if not isinstance(self.function, str) and not callable(self.function):
             raise InvalidJob(
-                f"function is {function!r}; give a function, or where to find one, such as "
+                f"function is {self.function!r}; give a function, or where to find one, such as "
                 f"{self.example!r}",
                 key="function",
             )
-        self.function = function
+        self.uses_global_rng = True  # until the function was asked
         self._call: Callable[[Any, Any], Any] | None = None
 
     def parameters(self) -> dict[str, Any]:

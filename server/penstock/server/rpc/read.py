@@ -57,7 +57,7 @@ class Sender:
         self._call, self._listening = call, listening
         self._streams, self._metrics = edge.streams, edge.metrics
         self._draining, self._lending = edge.draining, edge.lending
-        self._told_at = -math.inf  # when it was told what it waits for, of the monotonic clock
+        self._reported_at = -math.inf  # when it was told what it waits for, of the monotonic clock
 
     async def run(self) -> str:
         """Send what the consumer accepts, until one of the ends; return why it ended.
@@ -96,9 +96,9 @@ class Sender:
                 # There is more to look through, and other streams have their turn first.
                 await asyncio.sleep(0)
                 continue
-            left_s = self._told_in_s() if waits else WAITING_EVERY_S
+            left_s = self._reported_in_s() if waits else WAITING_EVERY_S
             if left_s <= 0:
-                self._told_at = time.monotonic()
+                self._reported_at = time.monotonic()
                 await call.write(self._waiting().SerializeToString())
                 continue
             # Not wait_for: it makes a task for every batch.
@@ -115,12 +115,12 @@ class Sender:
             self._metrics.tail_dropped(self._opening.job.name, tail.dropped, dropped_samples)
         return ended(tail, dropped_samples)
 
-    def _told_in_s(self) -> float:
+    def _reported_in_s(self) -> float:
         """Return in how many seconds the consumer is told what it waits for; 0 or less = now.
 
         However often this is woken meanwhile: a consumer that waits sends horizons.
         """
-        since = max(self._stream.waiting_since or 0.0, self._told_at)
+        since = max(self._stream.waiting_since or 0.0, self._reported_at)
         return since + WAITING_EVERY_S - time.monotonic()
 
     async def _write(self, entry: WantedBatch) -> None:
@@ -188,8 +188,8 @@ class Sender:
         while parcel.room_bytes > 0:
             if self._node.take(reader, parcel.add) is not None:
                 continue
-            owed = reader.owed
-            if owed is None or owed.state is BatchState.FAILED or reader.is_full:
+            pending = reader.next_pending
+            if pending is None or pending.state is BatchState.FAILED or reader.is_full:
                 return
             if stream.error is not None or self._draining.is_set() or self._listening.done():
                 return

@@ -128,7 +128,7 @@ class Reads:
             raise
         except (StoreUnavailable, TimeoutError) as error:
             # Reading goes on without the store; commits will tell whether this attempt was fenced.
-            self.streams.story.tell(
+            self.streams.events.tell(
                 UNCHECKED,
                 level="warning",
                 job=request.job,

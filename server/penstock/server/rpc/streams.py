@@ -19,7 +19,7 @@ from penstock.server.access.caller import ANYBODY, Caller
 from penstock.server.access.callers import Access
 from penstock.server.metrics.node_metrics import Metrics
 from penstock.server.node.demand.stream_demand import StreamDemand
-from penstock.server.rpc import event_log as story
+from penstock.server.rpc import event_log
 from penstock.server.rpc.lending import Lender
 from penstock.server.rpc.listener import Listener
 from penstock.server.rpc.unsent import Unsent
@@ -219,7 +219,7 @@ class Streams(Listener):
 
     def __init__(self, store: Store, metrics: Metrics) -> None:
         self._store, self._metrics = store, metrics
-        self.story, self.unsent = story.EventLog(), Unsent()
+        self.events, self.unsent = event_log.EventLog(), Unsent()
         self._streams: dict[int, OpenRead] = {}
         self._sent_to: dict[str, int] = {}  # by caller, bytes of its streams that have ended
         self._numbers = itertools.count(1)
@@ -256,8 +256,8 @@ class Streams(Listener):
         """Tell of a stream that was taken in."""
         position = stream.reader.head
         bodies = "sent" if stream.lender is None else "lent"
-        self.story.tell(
-            story.JOINED, **stream.who(), position=position, peer=stream.peer, bodies=bodies
+        self.events.tell(
+            event_log.JOINED, **stream.who(), position=position, peer=stream.peer, bodies=bodies
         )
 
     def remove(self, number: int) -> None:
@@ -269,7 +269,7 @@ class Streams(Listener):
         place = stream.request.job, stream.request.group
         if not any((s.request.job, s.request.group) == place for s in self):
             self._cursors.pop(place, None)
-        self.story.tell(story.LEFT, **stream.who(), why=stream.ending, **stream.how_far())
+        self.events.tell(event_log.LEFT, **stream.who(), why=stream.ending, **stream.how_far())
         about = {**stream.who(), "why": stream.ending, "sent_batches": stream.reader.sent_batches}
         tracing.record("node.stream", stream.opened_ns, about)
         if self._releasing is None:
@@ -287,12 +287,12 @@ class Streams(Listener):
             task.cancel()
         if self._releasing is not None:
             self._releasing.cancel()
-        self.story.close()
+        self.events.close()
 
     def refused(self, error: StaleGeneration, call: str) -> None:
         """Tell of a call or a reader that came from an attempt that is over."""
-        self.story.tell(
-            story.REFUSED,
+        self.events.tell(
+            event_log.REFUSED,
             job=error.job or "",
             group=error.group or "",
             call=call,
@@ -305,8 +305,8 @@ class Streams(Listener):
         """Tell of a consumer that is sent a batch, as it has no room for it in its share."""
         if not stream.holds:
             stream.holds = True
-            self.story.tell(
-                story.HOLDS,
+            self.events.tell(
+                event_log.HOLDS,
                 **stream.who(),
                 lent_bytes=lent_bytes,
                 limit_bytes=limit_bytes,
@@ -315,8 +315,8 @@ class Streams(Listener):
 
     def turned_away(self, error: PenstockError, request: cursors_pb2.BeginRequest) -> None:
         """Tell of a rank that could not begin: its own output may be on a machine that is gone."""
-        self.story.tell(
-            story.TURNED_AWAY,
+        self.events.tell(
+            event_log.TURNED_AWAY,
             level="warning",
             job=printable(request.job),  # any caller's, of any length: nothing has checked them
             group=printable(request.group),
@@ -362,8 +362,8 @@ class Streams(Listener):
         job, group = request.job.name, request.group
         who = request.owner or "another attempt"
         self._at(job, group, begun.start_step)
-        self.story.tell(
-            story.BEGAN,
+        self.events.tell(
+            event_log.BEGAN,
             job=job,
             group=group,
             generation=begun.generation,
@@ -379,7 +379,7 @@ class Streams(Listener):
     def moved(self, job: str, group: str, moved: Moved, how: str, owner: str) -> None:
         self._at(job, group, moved.step)
         place = {"job": job, "group": group}
-        self.story.tell(story.MOVED, **place, **moved._asdict(), how=how, by=owner)
+        self.events.tell(event_log.MOVED, **place, **moved._asdict(), how=how, by=owner)
         self._fence(job, group, moved.generation, how, owner or "somebody")
 
     @override
@@ -393,7 +393,7 @@ class Streams(Listener):
 
     @override
     def checkpointed(self, job: str, group: str, made: CheckpointRecord) -> None:
-        self.story.tell(story.NAMED, job=job, group=group, name=made.name, step=made.step)
+        self.events.tell(event_log.NAMED, job=job, group=group, name=made.name, step=made.step)
 
     @override
     def deleted(self, record: GroupRecord, owner: str) -> None:
@@ -410,8 +410,8 @@ class Streams(Listener):
                 generation=stream.request.generation,
             )
             stream.wake.set()
-        self.story.tell(
-            story.DELETED,
+        self.events.tell(
+            event_log.DELETED,
             job=record.job,
             group=record.name,
             generation=record.generation,
@@ -435,8 +435,8 @@ class Streams(Listener):
             )
             stream.wake.set()
         if fenced:
-            self.story.tell(
-                story.FENCED,
+            self.events.tell(
+                event_log.FENCED,
                 job=job,
                 group=group,
                 readers=len(fenced),

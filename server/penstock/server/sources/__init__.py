@@ -25,8 +25,8 @@ A source of your own is a subclass of `penstock.server.roles.IndexedSource` with
 `fetch`, or of `StreamSource` with `shards`, `open` and `fingerprint`. Heavy packages (pyarrow,
 datasets) are imported when a source is built that needs them.
 
-* `files.py`: patterns to files with logical names; `content.py`: hashes of their content;
-  `access.py`: what every source checks, and the errors of files and columns.
+* `patterns.py`: patterns to files with logical names; `requirements.py`: what every source checks,
+  and the errors of files and columns.
 * `file_blocks.py`: a table of blocks, noted files and conditions on columns, for all that lies in
   blocks; `blocked.py`: formats whose blocks are ranges of bytes; `row_groups.py` and `footers.py`:
   those of Parquet; `cache.py`: blocks in memory, bounded in bytes; `arrow.py`: Arrow rows to items.
@@ -37,54 +37,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.server.roles.source import Source
-from penstock.server.sources.on_demand import BUILTIN_SOURCES, PLACES
+from penstock.server.sources.on_demand import BUILTIN_SOURCES as BUILTIN_SOURCES
+from penstock.server.sources.on_demand import PLACES
+from penstock.wire.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from penstock.server.sources.arrow_files import ArrowSource
-    from penstock.server.sources.csv_files import CsvSource
-    from penstock.server.sources.hf import HfSource
-    from penstock.server.sources.hf_stream import HfStreamSource
-    from penstock.server.sources.item_list import ItemsSource
-    from penstock.server.sources.json_array import JsonSource
-    from penstock.server.sources.line_files import JsonlSource, TextSource
-    from penstock.server.sources.mds import MdsSource
-    from penstock.server.sources.megatron import MegatronSource
-    from penstock.server.sources.meta import MetaSource
-    from penstock.server.sources.parquet import ParquetSource
-    from penstock.server.sources.saved import SavedSource
-    from penstock.server.sources.tokens import TokensSource
-    from penstock.server.sources.torch_dataset import TorchDatasetSource
-    from penstock.server.sources.webdataset import WebdatasetSource
-
-_TYPES = {of: name for name, (_, of) in PLACES.items()}
-
-
-if not TYPE_CHECKING:  # a type checker shall miss what is not there
-
-    def __getattr__(name: str) -> type[Source]:
-        """Return the source of that name, imported now: all of them together take 50 ms."""
-        if name not in _TYPES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return BUILTIN_SOURCES[_TYPES[name]]
-
-
-__all__ = [
-    "BUILTIN_SOURCES",
-    "ArrowSource",
-    "CsvSource",
-    "HfSource",
-    "HfStreamSource",
-    "ItemsSource",
-    "JsonSource",
-    "JsonlSource",
-    "MdsSource",
-    "MegatronSource",
-    "MetaSource",
-    "ParquetSource",
-    "SavedSource",
-    "TextSource",
-    "TokensSource",
-    "TorchDatasetSource",
-    "WebdatasetSource",
-]
+    from penstock.server.sources.arrow_files import ArrowSource as ArrowSource
+    from penstock.server.sources.csv_files import CsvSource as CsvSource
+    from penstock.server.sources.hf import HfSource as HfSource
+    from penstock.server.sources.hf_stream import HfStreamSource as HfStreamSource
+    from penstock.server.sources.item_list import ItemsSource as ItemsSource
+    from penstock.server.sources.json_array import JsonSource as JsonSource
+    from penstock.server.sources.line_files import JsonlSource as JsonlSource
+    from penstock.server.sources.line_files import TextSource as TextSource
+    from penstock.server.sources.mds import MdsSource as MdsSource
+    from penstock.server.sources.megatron import MegatronSource as MegatronSource
+    from penstock.server.sources.meta import MetaSource as MetaSource
+    from penstock.server.sources.parquet import ParquetSource as ParquetSource
+    from penstock.server.sources.saved import SavedSource as SavedSource
+    from penstock.server.sources.tokens import TokensSource as TokensSource
+    from penstock.server.sources.torch_dataset import TorchDatasetSource as TorchDatasetSource
+    from penstock.server.sources.webdataset import WebdatasetSource as WebdatasetSource
+else:  # all of them together take 50 ms
+    _FILES = {of: module for module, of in PLACES.values()}
+    __getattr__, __all__ = lazy_names(__name__, _FILES), ["BUILTIN_SOURCES", *_FILES]

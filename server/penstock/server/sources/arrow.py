@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.sources.requirements import require
+from penstock.server.files.filesystems import require
 from penstock.wire.errors import PenstockError
 
 _NO_VALUE = (ValueError, OverflowError, IndexError)

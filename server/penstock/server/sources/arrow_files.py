@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.common.resources import usable_memory_bytes
+from penstock.server.files.filesystems import require
 from penstock.server.roles.parameters import declared
 from penstock.server.sources.arrow import ArrowRows, dtype_of_lists
 from penstock.server.sources.arrow_stream import BATCH, DICTIONARY, MAGIC, SCHEMA, Message, messages
@@ -22,12 +23,7 @@ from penstock.server.sources.file_blocks import RowFiles
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
 from penstock.server.sources.patterns import DataFile
-from penstock.server.sources.requirements import (
-    check_columns,
-    invalid_files,
-    refuse_more_columns,
-    require,
-)
+from penstock.server.sources.requirements import check_columns, invalid_files, refuse_more_columns
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
 

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from penstock.common.resources import usable_cpus
 from penstock.server.files.content import ReadAt
+from penstock.server.files.ranges import LOOKERS
 from penstock.server.roles.condition import Condition
 from penstock.server.roles.parameters import AtLeast, declared
 from penstock.server.roles.reading import Blocks
@@ -30,7 +31,6 @@ from penstock.server.sources.file_blocks import FileBlocks
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import reading
 from penstock.server.sources.patterns import DataFile
-from penstock.server.sources.ranges import LOOKERS
 from penstock.server.sources.requirements import invalid_files
 from penstock.server.usercode.frames import error_line
 from penstock.server.usercode.transient import is_transient

@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.common.checks import check_choice
 from penstock.common.nearest import listed
+from penstock.server.files.filesystems import require
 from penstock.server.roles.parameters import declared
 from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex, cut
@@ -21,7 +22,7 @@ from penstock.server.sources.file_blocks import RowFiles
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
 from penstock.server.sources.patterns import DataFile
-from penstock.server.sources.requirements import check_columns, invalid_files, require
+from penstock.server.sources.requirements import check_columns, invalid_files
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
 

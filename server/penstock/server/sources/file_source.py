@@ -56,7 +56,7 @@ class FileSource(IndexedSource):
         # A lock of its own: asking what was read must not wait for what is being read.
         self._counting = threading.Lock()
 
-    def most_kept_bytes(self) -> int | None:
+    def most_cached_bytes(self) -> int | None:
         """Return `cache_bytes`."""
         return self.cache_bytes
 

@@ -18,9 +18,9 @@ from penstock.server.files.content import (
     content_hash,
     files_fingerprint,
 )
+from penstock.server.files.ranges import LOOKERS, LocalRanges, RangeStream, ranges_of, windowed
 from penstock.server.files.versions import Hashed, Versions, changed, is_same, read_unchanged
 from penstock.server.sources.patterns import DataFile, listed, located_by
-from penstock.server.sources.ranges import LOOKERS, LocalRanges, RangeStream, ranges_of, windowed
 from penstock.server.usercode.transient import is_transient
 from penstock.wire.errors import InvalidJob, SourceUnavailable
 

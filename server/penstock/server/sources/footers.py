@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.server.files.content import ReadAt
+from penstock.server.files.filesystems import require
+from penstock.server.files.ranges import RangeStream
 from penstock.server.sources.files import FileSet
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
 from penstock.server.sources.patterns import DataFile
-from penstock.server.sources.ranges import RangeStream
-from penstock.server.sources.requirements import invalid_files, require
+from penstock.server.sources.requirements import invalid_files
 from penstock.server.usercode.frames import error_line
 
 VERSION = 2

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from penstock.server.files.catalog import Catalog, catalog_key, open_catalog
 from penstock.server.files.content import files_fingerprint
+from penstock.server.files.filesystems import require
 from penstock.server.files.versions import changed, is_same
 from penstock.server.roles.parameters import declared
 from penstock.server.roles.source import IndexedSource
@@ -23,7 +24,7 @@ from penstock.server.sources.hf_builders import (
 )
 from penstock.server.sources.hf_rows import MappedRows
 from penstock.server.sources.prepared import HashedFile, hash_files, prepare
-from penstock.server.sources.requirements import check_columns, check_indices, require
+from penstock.server.sources.requirements import check_columns, check_indices
 from penstock.wire.errors import InvalidJob
 
 Read = TypeVar("Read")

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.server.files.filesystems import plain_url, require
 from penstock.server.sources.prepared import load_builder
-from penstock.server.sources.requirements import plain_url, require
 from penstock.server.usercode.frames import error_text
 from penstock.wire.errors import InvalidJob, PenstockError
 

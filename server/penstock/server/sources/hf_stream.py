@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from penstock.server.files.catalog import Catalog
+from penstock.server.files.filesystems import require
 from penstock.server.roles.samples import RawItem
 from penstock.server.roles.source import StreamSource, unseen_sentence
 from penstock.server.sources.factory import MadeObject
@@ -20,7 +21,7 @@ from penstock.server.sources.hf_builders import (
     silence,
 )
 from penstock.server.sources.patterns import DataFile
-from penstock.server.sources.requirements import check_columns, require
+from penstock.server.sources.requirements import check_columns
 from penstock.server.sources.stream_files import StreamFiles, name_of
 from penstock.server.usercode.copies import own_copy
 from penstock.server.usercode.transient import is_transient

@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.server.files.filesystems import require
 from penstock.server.roles.parameters import declared
 from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex
 from penstock.server.sources.cache import BlockRows, EachRow
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.files import refusing
 from penstock.server.sources.patterns import DataFile
-from penstock.server.sources.requirements import check_columns, invalid_files, require
+from penstock.server.sources.requirements import check_columns, invalid_files
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
 from penstock.wire.plain import clean_text

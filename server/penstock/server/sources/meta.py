@@ -116,9 +116,9 @@ class MetaSource(IndexedSource):
         for part in self.parts:
             part.source.keep_blocks(count)
 
-    def most_kept_bytes(self) -> int | None:
+    def most_cached_bytes(self) -> int | None:
         """Return the sum of what the data sets keep at most; None = as many as are needed."""
-        kept = [part.source.most_kept_bytes() for part in self.parts]
+        kept = [part.source.most_cached_bytes() for part in self.parts]
         return None if None in kept else sum(nbytes or 0 for nbytes in kept)
 
     def fetch(self, indices: Sequence[int]) -> list[RawItem]:

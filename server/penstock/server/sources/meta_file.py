@@ -13,8 +13,8 @@ from penstock.common.nearest import hint
 from penstock.server.config.location import Location
 from penstock.server.core.shares import MAX_RATIO, sample_ratio
 from penstock.server.core.shown import shown
+from penstock.server.files.filesystems import located
 from penstock.server.sources.kinds import kind_of
-from penstock.server.sources.requirements import located
 from penstock.server.usercode.transient import is_transient
 from penstock.wire.errors import InvalidJob, SourceUnavailable
 

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.server.files.filesystems import require
+from penstock.server.files.ranges import LOOKERS
 from penstock.server.roles.condition import Condition
 from penstock.server.roles.parameters import declared
 from penstock.server.roles.reading import Blocks
@@ -20,13 +22,11 @@ from penstock.server.sources.cache import BlockCache, BlockRows, gathered
 from penstock.server.sources.file_blocks import RowFiles
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.footers import VERSION, Footers
-from penstock.server.sources.ranges import LOOKERS
 from penstock.server.sources.requirements import (
     check_columns,
     check_indices,
     invalid_files,
     refuse_more_columns,
-    require,
 )
 from penstock.server.sources.row_groups import RowGroup, RowGroupReader
 from penstock.server.usercode.frames import error_line

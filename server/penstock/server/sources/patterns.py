@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.server.sources.ranges import LOOKERS, Ranges
-from penstock.server.sources.requirements import located
+from penstock.server.files.filesystems import located
+from penstock.server.files.ranges import LOOKERS, Ranges
 from penstock.server.usercode.transient import is_transient
 from penstock.wire.credentials import without_credentials
 from penstock.wire.errors import InvalidJob, SourceUnavailable

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from penstock.server.files.catalog import Catalog, Stamp, local_stamp
 from penstock.server.files.content import WHOLE_BYTES, content_hash
+from penstock.server.files.ranges import LOOKERS
 from penstock.server.files.versions import Hashed, changed, is_same
-from penstock.server.sources.ranges import LOOKERS
 from penstock.wire.errors import SourceChanged, SourceUnavailable
 
 FOLDER = "penstock"

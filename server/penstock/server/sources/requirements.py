@@ -1,57 +1,13 @@
-"""What every source checks: indices, column names, and that its package is there."""
+"""What every source checks: indices and column names."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from penstock.common.nearest import listed, nearest
-from penstock.wire.errors import InvalidJob, MissingExtra
+from penstock.wire.errors import InvalidJob
 from penstock.wire.plain import clean_text
-
-
-def require(module: str, *, extra: str = "server") -> Any:
-    """Return an imported module of an optional package.
-
-    Raises:
-        MissingExtra: The package is not installed; names the extra that brings it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        package = module.partition(".")[0]
-        if error.name is None or error.name.partition(".")[0] != package:
-            raise
-        raise MissingExtra(
-            f"this source needs the package {package}: pip install 'penstock[{extra}]'",
-            package=package,
-            extra=extra,
-        ) from None
-
-
-def located(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
-    """Return the filesystem of a path or a URL, and what the file is called there.
-
-    Raises:
-        MissingExtra: The filesystem's own package is not installed.
-        ValueError: No filesystem has such URLs.
-    """
-    core = require("fsspec.core")
-    try:
-        return core.url_to_fs(plain_url(url), **(options or {}))  # type: ignore[no-any-return]
-    except ImportError as error:  # s3fs, gcsfs, adlfs
-        package = getattr(error.__cause__, "name", None) or url.partition(":")[0]
-        raise MissingExtra(
-            f"{url!r} needs a package that is missing: pip install {package} ({error})",
-            package=package,
-            extra="",
-        ) from None
-
-
-def plain_url(url: str) -> str:
-    """Return a URL without the name of this machine: fsspec takes that for a folder (RFC 8089)."""
-    return url.replace("file://localhost/", "file:///", 1)
 
 
 def check_indices(indices: Sequence[int], length: int) -> None:

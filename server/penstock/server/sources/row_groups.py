@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from penstock.server.files.filesystems import require
+from penstock.server.files.ranges import RangeStream
 from penstock.server.files.versions import read_unchanged
 from penstock.server.sources.files import FileSet, unavailable
 from penstock.server.sources.footers import leaves, read_tail
 from penstock.server.sources.patterns import DataFile
-from penstock.server.sources.ranges import RangeStream
-from penstock.server.sources.requirements import invalid_files, require
+from penstock.server.sources.requirements import invalid_files
 from penstock.server.usercode.frames import error_line
 from penstock.server.usercode.transient import is_transient
 from penstock.wire.errors import BadItem, InvalidJob, SourceChanged

@@ -13,13 +13,13 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from penstock.server.files.ranges import RangeStream, windowed
 from penstock.server.roles.parameters import TrueOrFalse, declared
 from penstock.server.sources.blocked import BlockedFiles, FileBlock, FileIndex
 from penstock.server.sources.cache import BlockRows, EachRow
 from penstock.server.sources.file_source import Files
 from penstock.server.sources.first_bytes import FIRST_BYTES, refuse_other_kinds
 from penstock.server.sources.patterns import DataFile
-from penstock.server.sources.ranges import RangeStream, windowed
 from penstock.server.sources.requirements import invalid_files
 from penstock.server.usercode.frames import error_line
 

@@ -1,11 +1,12 @@
 """Where cursors, checkpoints, snapshots and verdicts outlive every process.
 
-`base` is the store: `group_operations` and `log_operations`, each operation one transaction (load,
-ask a rule, write). What may happen is decided by `rules`, pure functions over `rows`. A kind of
-store implements `transacting` (open, close, run a transaction) and `tables` (reach the rows).
-`sqlite` is the embedded store of one node: its thread and its group commits; `database` (the file
-and its errors), `sqlite_tables` (statements), `schema` (sealed rows), `migrations` (older formats).
-`memory` is the second kind. `watch` logs that a store fails.
+`contract.py` is the store: `group_operations.py` and `log_operations.py`, each operation one
+transaction (load, ask a rule, write). What may happen is decided by `rules`, pure functions over
+`rows.py`. A kind of store implements `transacting.py` (open, close, run a transaction) and
+`tables.py` (reach the rows). `sqlite.py` is the embedded store of one node: its thread and its
+group commits; `database.py` (the file and its errors), `sqlite_tables.py` (statements),
+`sqlite_schema.py` (sealed rows), `migrations.py` (older formats). `in_memory.py` is the second
+kind. `watch.py` logs that a store fails.
 """
 
 from __future__ import annotations

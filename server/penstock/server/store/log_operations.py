@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.server.core.verdict import Verdict
 from penstock.server.store.loads import intact, last_change, log_of
-from penstock.server.store.records import Halt, LogNews, Seen, SnapshotRecord
+from penstock.server.store.records import Halt, LogChanges, Seen, SnapshotRecord
 from penstock.server.store.rows import (
     Change,
     CheckpointRow,
@@ -176,7 +176,7 @@ class LogOperations(Transacting):
     async def add_halt(self, tables: Tables, log_id: bytes, halt: Halt) -> Halt:
         """Record that a lane has stopped at a node; return it with its number.
 
-        It stops no lane elsewhere by itself: nodes that read the same log can be told, see `news`.
+        It stops no lane elsewhere by itself: nodes that read the same log learn it by `changes`.
         """
         last = await last_change(tables, log_id)
         made, changes = lanes.add_halt(log_id, halt, last, tables.now())
@@ -184,7 +184,7 @@ class LogOperations(Transacting):
         return made
 
     @transaction
-    async def news(self, tables: Tables, log_id: bytes, after: int | None) -> LogNews:
+    async def changes(self, tables: Tables, log_id: bytes, after: int | None) -> LogChanges:
         """Return what has changed in a log: cheap where nothing has.
 
         Args:
@@ -194,10 +194,10 @@ class LogOperations(Transacting):
         """
         last = await last_change(tables, log_id)
         if after is None or last <= after:
-            return LogNews(last, [], [])
+            return LogChanges(last, [], [])
         changed = [row for row in await tables.all(VerdictRow, log_id) if row.change > after]
         halts = await tables.all(HaltRow, log_id, after=after)
-        return LogNews(
+        return LogChanges(
             last, [verdicts.verdict_of(row) for row in changed], list(map(lanes.halt_of, halts))
         )
 

@@ -207,7 +207,7 @@ class Halt(NamedTuple):
     made_at: str = ""
 
 
-class LogNews(NamedTuple):
+class LogChanges(NamedTuple):
     """What has changed in a log.
 
     Attributes:

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.server.core.refs import ItemRef, Rows, SampleRef
 from penstock.server.media.medium import HeldMedium, Medium
-from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.batcher import SampleBatcher, facts_of
 from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
@@ -149,10 +149,10 @@ def _check_item(processor: RawItemProcessor, item: RawItem, other: RawItem, numb
     )
     if processor.one_to_one:
         holds(isinstance(first, dict), f"{where} gives {first!r}, and says one_to_one")
-    if isinstance(processor, MediaProcessor) and isinstance(first, dict):
-        sizes = processor.size(copy.deepcopy(before), media)
+    if isinstance(used, MediaProcessor) and isinstance(first, dict):
+        sizes = used.size(copy.deepcopy(before), media)
         holds(
-            not isinstance(sizes, SampleSizes) or [*sizes.counts] == [*processor.counts(first)],
+            not isinstance(sizes, SampleSizes) or [*sizes.counts] == [*used.counts(first)],
             f"{type(processor).__name__}.size() of item {number} gives {sizes}, and counts() of "
             "its sample something else",
         )
@@ -215,7 +215,7 @@ def check_batcher(batcher: SampleBatcher, samples: Sequence[tuple[int, Sample]])
     Nothing is lost or repeated: after every sample each one is in a group, pending or counted as
     dropped. A batcher restored from its state at any point goes on as if it had not been restored,
     even one that was restored from a restored one. Equal histories give equal groups and states.
-    If it takes runs of samples, each gives and leaves behind what its samples do one by one.
+    What `facts` promises holds.
 
     Args:
         batcher: The batcher.
@@ -231,7 +231,7 @@ def check_batcher(batcher: SampleBatcher, samples: Sequence[tuple[int, Sample]])
     truth = tell(batcher.clone(), refs, content)
     holds(tell(batcher.clone(), refs, content) == truth, f"{name} gives other groups each time")
     _check_conserved(batcher.clone(), refs, content)
-    check_runs(batcher, refs, content)
+    check_facts(batcher, refs, content)
     running = batcher.clone()
     for point, ref in enumerate(refs):
         check_restored(running, refs[point:], content)
@@ -299,10 +299,10 @@ def check_restored(
     )
 
 
-def check_runs(
+def check_facts(
     batcher: SampleBatcher, refs: Sequence[SampleRef], content: Mapping[SampleRef, Sample]
 ) -> None:
-    """Test that `add_run` does what `add` does, if it takes runs.
+    """Test what a batcher promises in `facts`.
 
     Args:
         batcher: It is not changed.
@@ -310,27 +310,37 @@ def check_runs(
         content: The samples.
 
     Raises:
-        AssertionError: It gives other groups, or goes too far, or leaves another state.
+        AssertionError: A promise does not hold; says which.
     """
-    if not batcher.takes_runs():
-        return
-    name, together, alone = type(batcher).__name__, batcher.clone(), batcher.clone()
-    at = 0
-    while at < len(refs):
-        dropped = together.dropped()
-        taken, groups = together.add_run(refs[at:])
-        one_by_one = [add(alone, ref, content) for ref in refs[at : at + taken]]
-        holds(0 <= taken <= len(refs) - at, f"{name}.add_run() took {taken} of {len(refs) - at}")
-        holds(not any(one_by_one[:-1]), f"{name}.add_run() took samples after a group was finished")
-        holds(together.dropped() == dropped, f"{name}.add_run() took a sample that it left out")
-        holds((one_by_one or [[]])[-1] == groups, f"{name}.add_run() gives other groups than add()")
-        if not taken:
-            given = add(together, refs[at], content), add(alone, refs[at], content)
-            holds(given[0] == given[1], f"{name} goes on in another way after add_run()")
+    name, facts, working = type(batcher).__name__, facts_of(batcher), batcher.clone()
+    least, most = facts.sizes_kept or (0, -1)
+    batches: list[Rows] = []
+    for ref in refs:
+        dropped = working.dropped()
+        found = add(working, ref, content)
+        is_kept = found is not None and working.dropped() == dropped
         holds(
-            frozen(together) == frozen(alone), f"{name}.add_run() leaves another state than add()"
+            is_kept or not least <= ref.size <= most,
+            f"{name}.facts() has sizes_kept {facts.sizes_kept}, and size {ref.size} was left out",
         )
-        at += taken or 1
+        holds(
+            facts.may_refuse or found is not None, f"{name} refuses {ref}, and says it never does"
+        )
+        batches += found or []
+    batches += working.flush()
+    pieces = [ref for ref in _refs_of(batches) if ref.span is not None and ref.span.start]
+    holds(facts.may_split or not pieces, f"{name} splits {pieces[:1]}, and says it never does")
+    count = facts.batches(len(refs))
+    holds(
+        count is None or count == len(batches),
+        f"{name} made {len(batches)} batches of {len(refs)} samples, and facts() tell {count}",
+    )
+    for row in (row for batch in batches for row in batch):
+        limit = facts.row_limit
+        holds(
+            limit is None or len(row) == 1 or sum(ref.size for ref in row) <= limit,
+            f"{name} has a row above its row_limit of {limit}: {row}",
+        )
 
 
 def _check_conserved(

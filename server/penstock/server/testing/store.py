@@ -37,7 +37,7 @@ from penstock.server.store.records import (
     Halt,
     JobRecord,
     Latest,
-    LogNews,
+    LogChanges,
     Moved,
     Seen,
     SnapshotRecord,
@@ -886,11 +886,13 @@ class StoreContract(ABC):
         assert halt == Halt(1, 4, "bad_item", "why", {"item": [1]}, "node-a", 2, halt.made_at)
         assert halt.made_at.endswith("Z")
         assert other.change == 1
-        assert await again.news(LOG, 0) == LogNews(3, [released], [halt])
-        assert await again.news(LOG, 1) == LogNews(3, [released], [halt])
-        assert await again.news(LOG, 2) == LogNews(3, [released], [])
-        assert await again.news(LOG, 3) == await again.news(LOG, None) == LogNews(3, [], [])
-        assert await again.news(b"\1" * 32, 0) == LogNews(0, [], [])
+        assert await again.changes(LOG, 0) == LogChanges(3, [released], [halt])
+        assert await again.changes(LOG, 1) == LogChanges(3, [released], [halt])
+        assert await again.changes(LOG, 2) == LogChanges(3, [released], [])
+        assert (
+            await again.changes(LOG, 3) == await again.changes(LOG, None) == LogChanges(3, [], [])
+        )
+        assert await again.changes(b"\1" * 32, 0) == LogChanges(0, [], [])
         await again.close()
 
     async def test_the_latest_generations_are_told_for_many_groups_at_once(

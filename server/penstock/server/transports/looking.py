@@ -26,7 +26,7 @@ class LookingStore(MemoryStore):
         super().__init__()
         self._recorded = recorded
         self._unusable: dict[tuple[bytes, int], int] = {}  # by log and lane: the lowest offset
-        self._has_told = False
+        self._has_reported = False
 
     async def nearest_snapshot(
         self, log_id: bytes, lane: int, offset: int
@@ -39,8 +39,8 @@ class LookingStore(MemoryStore):
             found = made
         begins = 0 if found is None else found.offset
         cost = replay_cost(lane, begins, offset, self._recorded.why_none())
-        if cost and not self._has_told:
-            self._has_told = True
+        if cost and not self._has_reported:
+            self._has_reported = True
             logger.warning("%s", cost)
         return found
 

@@ -8,8 +8,10 @@ and a process that computes with others says so.
 from __future__ import annotations
 
 import platform
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,12 +22,13 @@ LIBRARIES = {
     "datasets": "datasets",
     "torch": "torch",
     "PIL": "Pillow",
+    "simplejpeg": "simplejpeg",
+    "cv2": "opencv-python-headless",
+    "torchvision": "torchvision",
+    "albumentations": "albumentations",
     "soundfile": "soundfile",
 }
 """Modules that decide bytes where they are imported, and the packages that bring them."""
-
-NATIVE = {"libsndfile": ("soundfile", "__libsndfile_version__")}
-"""Libraries of C that decide bytes: the module that says which version it uses, and how."""
 
 _X86_CLASSES = (("avx512f", "avx512"), ("avx2", "avx2"), ("avx", "avx"))
 
@@ -39,11 +42,38 @@ def in_use() -> dict[str, str]:
     }
     for module, package in LIBRARIES.items():
         if module in sys.modules:
-            found[package] = _version(package)
-    for library, (module, attribute) in NATIVE.items():
-        if module in sys.modules:
-            found[library] = str(getattr(sys.modules[module], attribute, "unknown"))
+            found[package] = _version(package, module)
+            if module in _DECODERS:
+                library, of = _DECODERS[module]
+                found[f"{library} of {package}"] = of()
     return found
+
+
+@cache
+def _turbo_of_pillow() -> str:
+    from PIL import features
+
+    return features.version("libjpeg_turbo") or "none"
+
+
+@cache
+def _turbo_of_simplejpeg() -> str:
+    """Return what is written in its binary: it has no function that says it."""
+    file = sys.modules["simplejpeg"]._jpeg.__file__
+    found = re.search(rb"libjpeg-turbo version ([0-9.]+)", Path(file).read_bytes())
+    return found[1].decode() if found else "unknown"
+
+
+def _libsndfile() -> str:
+    return str(sys.modules["soundfile"].__libsndfile_version__)
+
+
+_DECODERS: dict[str, tuple[str, Callable[[], str]]] = {
+    "PIL": ("libjpeg-turbo", _turbo_of_pillow),
+    "simplejpeg": ("libjpeg-turbo", _turbo_of_simplejpeg),
+    "soundfile": ("libsndfile", _libsndfile),
+}
+"""Modules with a library of their own that decides their pixels or points."""
 
 
 def processor_class() -> str:
@@ -81,8 +111,8 @@ def sentence(job: str, found: list[str]) -> str:
     )
 
 
-def _version(package: str) -> str:
+def _version(package: str, module: str = "") -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # a module of that name from somewhere else
-        return "unknown"
+    except PackageNotFoundError:  # the module comes from somewhere else, or in another package
+        return str(getattr(sys.modules.get(module), "__version__", "unknown"))

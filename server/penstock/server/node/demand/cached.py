@@ -6,16 +6,16 @@ from collections import OrderedDict
 
 from penstock.server.node.demand.wanted import Key, WantedBatch
 
-KEPT_BATCHES, KEPT_SHARE = 64, 4
+CACHED_BATCHES, CACHED_SHARE = 64, 4
 """Sent batches kept for late readers: at most so many, and at most a quarter of the byte bound."""
 
 
-def most_kept(bound_bytes: int, batch_bytes: float) -> float:
+def most_cached_bytes(bound_bytes: int, batch_bytes: float) -> float:
     """Return the bytes of the batches that a log keeps for late readers, at most."""
-    return min(KEPT_BATCHES * batch_bytes, bound_bytes / KEPT_SHARE)
+    return min(CACHED_BATCHES * batch_bytes, bound_bytes / CACHED_SHARE)
 
 
-class KeptBatches:
+class CachedBatches:
     """The batches of one log that were sent, or made for nobody; the latest ones.
 
     Args:
@@ -28,7 +28,7 @@ class KeptBatches:
     """
 
     def __init__(self, bound_bytes: int) -> None:
-        self._limit = bound_bytes // KEPT_SHARE
+        self._limit = bound_bytes // CACHED_SHARE
         self.batches: OrderedDict[Key, WantedBatch] = OrderedDict()
         self.nbytes = self.lent_bytes = 0
 
@@ -36,7 +36,7 @@ class KeptBatches:
         """Keep a batch, and let the oldest go where that are too many."""
         self.batches[entry.key] = entry
         self.nbytes += entry.nbytes
-        while self.batches and (len(self.batches) > KEPT_BATCHES or self.nbytes > self._limit):
+        while self.batches and (len(self.batches) > CACHED_BATCHES or self.nbytes > self._limit):
             self._drop(next(iter(self.batches)))
 
     def take(self, key: Key) -> WantedBatch | None:

@@ -61,7 +61,7 @@ def candidates(log: Log, *, has_room: bool = False) -> Iterator[Candidate]:
     """Yield every lane's, and every reader's, next wanted batch.
 
     Args:
-        log: The books.
+        log: The ledger.
         has_room: There is room for what nobody needs yet.
     """
     seen: set[WantedBatch] = set()
@@ -72,14 +72,14 @@ def candidates(log: Log, *, has_room: bool = False) -> Iterator[Candidate]:
             yield found
     for reader in log.readers:
         # What a reader is owed next never waits behind what another wants of the same lane.
-        entry = reader.owed
+        entry = reader.next_pending
         if entry is None or entry.state is not BatchState.WANTED or entry in seen:
             continue
         lane = log.lanes[entry.key.lane]
         if not lane.has_ended(entry.key.offset):
             seen.add(entry)
             yield Candidate(0, entry.key.position, log, entry, lane, reader.peer)
-    for entry in log.asks.wanted(log.readers):
+    for entry in log.pending_plans.wanted(log.readers):
         lane, peer = log.lanes[entry.key.lane], next(iter(entry.readers)).peer
         held = first_wanted(log, lane) if has_room else None
         if held is not None and held.key.offset <= entry.key.offset:

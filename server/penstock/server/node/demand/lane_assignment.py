@@ -68,7 +68,7 @@ class LaneAssignment:
     def __init__(self, groups: Sequence[int | None], readings: Sequence[Reading]) -> None:
         self._groups = groups
         highest = max((group for group in groups if group is not None), default=None)
-        self._homes = None if highest is None else GroupAssignment(highest + 1)
+        self._of_groups = None if highest is None else GroupAssignment(highest + 1)
         self._group_bytes = max(
             ((reading.blocks or 0) * reading.stored_bytes for reading in readings), default=0
         )
@@ -76,8 +76,8 @@ class LaneAssignment:
 
     def settle(self, workers: Sequence[int]) -> None:
         """Deal the reading groups to these workers; if there are none they stay as they are."""
-        if self._homes is not None:
-            self._homes.settle(workers)
+        if self._of_groups is not None:
+            self._of_groups.settle(workers)
 
     def of(self, lane: int) -> int | None:
         """Return the worker that the lanes of this lane's reading group belong to.
@@ -85,7 +85,7 @@ class LaneAssignment:
         None = any worker may have any lane.
         """
         group = self._groups[lane]
-        return None if self._homes is None or group is None else self._homes.of(group)
+        return None if self._of_groups is None or group is None else self._of_groups.of(group)
 
     def note_read(self, nbytes: int) -> None:
         """Note what a worker has read from storage."""
@@ -97,7 +97,7 @@ class LaneAssignment:
         Where that adds no more than `ELSEWHERE_SHARE` to what is read, as far as that is known;
         then it counts from here.
         """
-        if self._homes is None:
+        if self._of_groups is None:
             return True
         needed = self._group_bytes
         if not needed or self._read_bytes * ELSEWHERE_SHARE < needed:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from penstock.server.job.job import Job
 from penstock.server.node.demand.batch_spans import BodySpan
-from penstock.server.node.demand.cached import KeptBatches
+from penstock.server.node.demand.cached import CachedBatches
 from penstock.server.node.demand.dropped import Dropped
 from penstock.server.node.demand.lane_assignment import LaneAssignment
 from penstock.server.node.demand.lane_state import LaneState
@@ -59,11 +59,11 @@ class Log:
         self._ahead, self._ahead_bytes = ahead, ahead_bytes
         self.numbering = job.numbering()
         self.lanes = [LaneState(n, end=self.numbering.end_of(n)) for n in range(job.lanes)]
-        self.asks = PendingPlans(self.numbering, self.lanes)
+        self.pending_plans = PendingPlans(self.numbering, self.lanes)
         self._dropped: dict[Cut, Dropped] = {}  # of finite logs whose order is known
         self.active: set[int] = set()  # lanes with something wanted
         self.entries: dict[Key, WantedBatch] = {}
-        self.kept = KeptBatches(bound_bytes)
+        self.cached = CachedBatches(bound_bytes)
         self.readers: set[Demand] = set()
         self.peers, self.turn = Peers(), 0.0
         self.ready_bytes = 0  # ready, for somebody
@@ -73,7 +73,7 @@ class Log:
         self.ticket_s = 0.0  # how long a ticket of this job usually takes
         self.tickets_per_s = 0.0  # a mean of the rates of each: short ones count for more
         self.made = MadeOffsets()
-        self.homes = LaneAssignment(job.reading_groups, job.readings())
+        self.assignment = LaneAssignment(job.reading_groups, job.readings())
         self.deciding = 0  # verdicts under way: nothing new is planned before workers know them
 
     def figures(self) -> dict[str, int]:
@@ -81,7 +81,7 @@ class Log:
         return {
             "ready_batches": sum(1 for entry in self.entries.values() if entry.span is not None),
             "ready_bytes": self.ready_bytes,
-            "kept_bytes": self.kept.nbytes,
+            "kept_bytes": self.cached.nbytes,
             "produced": self.produced,
             "recomputed": self.recomputed,
             "cache_hits": self.cache_hits,
@@ -93,7 +93,7 @@ class Log:
         Args:
             most_bytes: Larger ones do not count.
         """
-        held = [*self.entries.values(), *self.kept.batches.values()]
+        held = [*self.entries.values(), *self.cached.batches.values()]
         ready = [each for each in held if each.is_whole and each.nbytes <= most_bytes]
         return max(ready, key=lambda each: each.key.position, default=None)
 
@@ -112,7 +112,7 @@ class Log:
         """Return the entry of a batch, wanted by this reader from now on."""
         entry = self.entries.get(key)
         if entry is None:
-            entry = self.kept.take(key)
+            entry = self.cached.take(key)
             if entry is not None:
                 self.ready_bytes += entry.nbytes
                 self.cache_hits += 1
@@ -141,7 +141,7 @@ class Log:
         del self.entries[entry.key]
         if entry.state is BatchState.READY:
             self.ready_bytes -= entry.nbytes
-            self.kept.keep(entry)
+            self.cached.keep(entry)
         self.lanes[entry.key.lane].wanted.discard(entry)
 
     def _queue(self, entry: WantedBatch) -> None:
@@ -158,7 +158,7 @@ class Log:
         entry.readers = set()
         entry.hold()
         self.ready_bytes -= entry.nbytes
-        self.kept.free(entry)
+        self.cached.free(entry)
         for reader in fresh.readers:
             reader.replaced(entry, fresh)
         self._queue(fresh)
@@ -166,7 +166,7 @@ class Log:
     @property
     def busy_bytes(self) -> int:
         """Return the bytes that are ready or lent, plus what is reserved for batches being made."""
-        held = self.ready_bytes + self.kept.nbytes + self.kept.lent_bytes
+        held = self.ready_bytes + self.cached.nbytes + self.cached.lent_bytes
         return held + self.making * self.largest_bytes
 
     def started(self, entry: WantedBatch) -> None:
@@ -200,10 +200,10 @@ class Log:
                 reader.settled(entry)
         else:
             self._forget(entry)
-            self.kept.keep(entry)
+            self.cached.keep(entry)
 
     def _forget(self, entry: WantedBatch) -> None:
-        """Take an entry out of the books; another one may stand there for the same batch."""
+        """Take an entry out; another one may stand there for the same batch."""
         if self.entries.get(entry.key) is entry:
             del self.entries[entry.key]
 
@@ -267,20 +267,20 @@ class Log:
         """Note that ends of lanes are recorded, by lane: what comes after them moves up."""
         first = self.numbering.known()
         self.numbering.end_all(ends)
-        for books in (self.entries, self.kept.batches):
-            for entry in [each for each in books.values() if each.key.position >= first]:
-                del books[entry.key]
-                self._move(entry, books)
+        for entries in (self.entries, self.cached.batches):
+            for entry in [each for each in entries.values() if each.key.position >= first]:
+                del entries[entry.key]
+                self._move(entry, entries)
         for reader in list(self.readers):
             reader.renumber(first)
 
-    def _move(self, entry: WantedBatch, books: dict[Key, WantedBatch]) -> None:
+    def _move(self, entry: WantedBatch, entries: dict[Key, WantedBatch]) -> None:
         """Put an entry to where it stands now, unless it turned out that it stands nowhere."""
         _, lane, offset, _ = entry.key
         if self.lanes[lane].has_ended(offset):
             return
         entry.key = entry.key._replace(position=self.numbering.order.position(lane, offset))
-        books[entry.key] = entry
+        entries[entry.key] = entry
         if entry.state is BatchState.WANTED:
             self._queue(entry)
         elif entry.holder is not None:
@@ -300,7 +300,9 @@ class Log:
         """Tell whether somebody still waits for this entry to be made."""
         if entry.state is not BatchState.WANTED:
             return False
-        return self.asks.holds(entry) if entry.is_asked else self.entries.get(entry.key) is entry
+        if entry.is_asked:
+            return self.pending_plans.holds(entry)
+        return self.entries.get(entry.key) is entry
 
     def stop_lane(self, lane: LaneState, error: PenstockError) -> None:
         """Stop a lane by name: nothing of it is made until the node starts again."""
@@ -312,13 +314,13 @@ class Log:
     def withhold(self, lane: LaneState, error: PenstockError) -> None:
         """Stop a lane whose content is in doubt: what is ready and not sent goes to nobody."""
         self.stop_lane(lane, error)
-        self.kept.shed_lane(lane.lane)
+        self.cached.shed_lane(lane.lane)
         doubted = [e for e in self.entries.values() if e.key.lane == lane.lane]
         # First all of them: a reader that is told of one leaves others, which would then be kept.
         for entry in doubted:
             self._forget(entry)
             self.ready_bytes -= entry.nbytes
-            self.kept.free(entry)
+            self.cached.free(entry)
         for entry in doubted:
             self.failed(entry, error)
         lane.withhold()

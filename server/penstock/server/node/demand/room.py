@@ -32,9 +32,9 @@ GAVE_WAY = (
 )
 
 
-def is_owed(entry: WantedBatch) -> bool:
+def is_urgent(entry: WantedBatch) -> bool:
     """Tell whether a batch is made in any case: a reader is owed it, or it is only planned."""
-    return entry.is_asked or any(reader.owed is entry for reader in entry.readers)
+    return entry.is_asked or any(reader.next_pending is entry for reader in entry.readers)
 
 
 def lacks(log: Log, entry: WantedBatch, busy_bytes: int) -> int:
@@ -44,12 +44,12 @@ def lacks(log: Log, entry: WantedBatch, busy_bytes: int) -> int:
     readers that have stalled has half of the bound.
 
     Args:
-        log: The books of its log.
+        log: The ledger of its log.
         entry: The batch.
         busy_bytes: Bytes that are ready or reserved on the whole node.
     """
     bound, used_bytes = log.bound_bytes, busy_bytes + log.largest_bytes
-    if is_owed(entry):
+    if is_urgent(entry):
         bound += len(log.readers) * log.largest_bytes
     elif used_bytes > bound // 2 and is_for_stalled(entry):
         bound //= 2
@@ -58,8 +58,8 @@ def lacks(log: Log, entry: WantedBatch, busy_bytes: int) -> int:
 
 def has_stalled(reader: Demand) -> bool:
     """Tell whether nothing but its consumer has kept a reader from taking a batch for long."""
-    owed = reader.owed
-    is_ready = owed is None or owed.state is BatchState.READY
+    pending = reader.next_pending
+    is_ready = pending is None or pending.state is BatchState.READY
     return is_ready and time.monotonic() - reader.moved_at > STALLED_S
 
 
@@ -72,15 +72,15 @@ def find_room(log: Log, entry: WantedBatch, logs: Collection[Log]) -> bool:
     """Tell whether a batch may be made now; free what others need later, where that helps.
 
     Args:
-        log: The books of its log.
+        log: The ledger of its log.
         entry: The batch.
-        logs: The books of all logs of the node.
+        logs: The ledger of all logs of the node.
     """
     busy_bytes = sum(other.busy_bytes for other in logs)
     if busy_bytes + log.largest_bytes > log.bound_bytes:
         # Also for what is always admitted: it goes above the bound, what is only kept does not.
         for other in logs:
-            other.kept.shed()
+            other.cached.shed()
         busy_bytes = sum(other.busy_bytes for other in logs)
     lacking = lacks(log, entry, busy_bytes)
     if lacking <= 0 or entry.is_asked:
@@ -90,7 +90,7 @@ def find_room(log: Log, entry: WantedBatch, logs: Collection[Log]) -> bool:
         _, ready, other = farthest
         lacking -= ready.nbytes
         _push_out(other, ready)
-    return lacking <= 0 or is_owed(entry)
+    return lacking <= 0 or is_urgent(entry)
 
 
 def spare(entry: WantedBatch, logs: Collection[Log]) -> Iterator[tuple[int, WantedBatch, Log]]:
@@ -102,12 +102,12 @@ def spare(entry: WantedBatch, logs: Collection[Log]) -> Iterator[tuple[int, Want
 
     Args:
         entry: The batch.
-        logs: The books of all logs of the node.
+        logs: The ledger of all logs of the node.
 
     Yields:
-        How far ahead it is, what may be freed, and the books of its log.
+        How far ahead it is, what may be freed, and the ledger of its log.
     """
-    waits = not is_owed(entry)
+    waits = not is_urgent(entry)
     if waits and is_for_stalled(entry):
         return
     first = entry.nearest if entry.readers else None

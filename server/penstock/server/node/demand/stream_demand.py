@@ -80,7 +80,7 @@ class StreamDemand:
         return next(iter(self.pending), self._next_wanted)
 
     @property
-    def owed(self) -> WantedBatch | None:
+    def next_pending(self) -> WantedBatch | None:
         """Return what its consumer is owed next; None where it accepts nothing more."""
         return next(iter(self.pending.values()), None)
 
@@ -90,7 +90,7 @@ class StreamDemand:
         For the node makes what is owed even above its bound, and would look no further at what
         stood before it and may not be made.
         """
-        return 0 if self.owed is entry else max(1, entry.key.position - self.head)
+        return 0 if self.next_pending is entry else max(1, entry.key.position - self.head)
 
     @property
     def finished(self) -> bool:
@@ -226,7 +226,7 @@ class StreamDemand:
 
     def settled(self, entry: WantedBatch) -> None:
         """Note that an entry that it wants is ready, or has failed."""
-        if entry is self.owed:
+        if entry is self.next_pending:
             self.moved_at = time.monotonic()
         if entry.is_asked:
             self.unknown.failed(entry.error)

@@ -34,7 +34,7 @@ class Key(NamedTuple):
 
 
 class Demand(Protocol):
-    """One open stream, as the books and those who give out work know it: see `Reader`."""
+    """One open stream, as the ledger and those who give out work know it: see `Reader`."""
 
     job: Job
     peer: Peer
@@ -49,7 +49,7 @@ class Demand(Protocol):
         """Return the lowest own position that was not taken yet."""
 
     @property
-    def owed(self) -> WantedBatch | None:
+    def next_pending(self) -> WantedBatch | None:
         """Return what its consumer is owed next; None where it accepts nothing more."""
 
     def urgency(self, entry: WantedBatch) -> int:

@@ -1,7 +1,7 @@
 """What a worker may send: every message is checked against its tickets as it is received.
 
 A role is foreign code in the worker's process: it may write to any file descriptor, fork, or damage
-memory. So whatever none of our workers would send is refused here, before the node's books are
+memory. So whatever none of our workers would send is refused here, before the node's ledger is
 changed.
 """
 
@@ -100,7 +100,7 @@ def check(
             }
         case QuarantineItem():
             _known(message.log_id, logs)
-            _judge(message)
+            _check_verdict(message)
         case Warned():
             message.text = clean_text(message.text, MAX_TEXT)
         case NewArena():
@@ -144,7 +144,7 @@ def _body(body: Body, arenas: Mapping[int, Arena]) -> None:
     _need(body.nbytes <= arena.size_bytes - body.start, "number of bytes", body.nbytes)
 
 
-def _judge(message: QuarantineItem) -> None:
+def _check_verdict(message: QuarantineItem) -> None:
     verdict = message.verdict
     texts = (verdict.item.source, verdict.content_hash, verdict.reason)
     _need(all(len(text) <= MAX_TEXT for text in texts), "verdict", verdict)

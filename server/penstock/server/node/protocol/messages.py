@@ -84,7 +84,7 @@ class KnowJob(_Message):
 
 
 class Learn(_Message):
-    """Sent with every news about the verdicts of a job that the worker knows."""
+    """Sent with every change of the verdicts of a job that the worker knows."""
 
     log_id: bytes
     verdicts: tuple[Verdict, ...]
@@ -390,7 +390,7 @@ class Cost(_Message):
 
 
 class CountsSaid(_Message):
-    """Said before an answer: what a line's planner has counted, where that is news.
+    """Said before an answer: what a line's planner has counted, where that has changed.
 
     Attributes:
         counters: Since the lane's beginning, by name.

@@ -34,16 +34,16 @@ class Audit:
 
     Args:
         dispatch: Stops a lane whose batches differ.
-        crew: The workers.
+        pool: The workers.
         store: Where versions of libraries are recorded.
         life: The node's.
         observer: Told of every comparison.
     """
 
     def __init__(
-        self, dispatch: Dispatch, crew: WorkerPool, store: Store, life: Life, observer: Observer
+        self, dispatch: Dispatch, pool: WorkerPool, store: Store, life: Life, observer: Observer
     ) -> None:
-        self._dispatch, self._crew, self._store = dispatch, crew, store
+        self._dispatch, self._pool, self._store = dispatch, pool, store
         self._life, self._observer = life, observer
         self._checks: dict[int, tuple[Ticket, bytes]] = {}
         self._libraries: dict[bytes, dict[str, str]] = {}  # by log, what was compared already
@@ -61,8 +61,8 @@ class Audit:
         is_due = log.produced % VERIFY_EVERY == 0
         if not is_due or not (plan or self._dispatch.lines.seekable(log.job, key.lane)):
             return
-        others = [worker for worker in self._crew.sharing() if worker is not maker]
-        if not log.homes.may_read_elsewhere():
+        others = [worker for worker in self._pool.sharing() if worker is not maker]
+        if not log.assignment.may_read_elsewhere():
             others = []
         worker = others[ticket.number % len(others)] if others else maker
         while len(self._checks) >= MAX_CHECKS:  # their workers died

@@ -13,7 +13,7 @@ from penstock.server.core.verdict import Verdict
 from penstock.server.job.job import Job
 from penstock.server.node.protocol.messages import Snapshot
 from penstock.server.node.workers.count import Begin, Ended, decode_marks, lanes_of_part
-from penstock.server.processes.background import end_aside, short_status
+from penstock.server.processes.background import end_child, short_status
 from penstock.server.processes.page import Note, Page
 from penstock.server.processes.start import COUNT, StartedChild, start
 from penstock.wire.errors import ERRORS, Internal, WorkerCrashed
@@ -65,7 +65,7 @@ class CountedLanes:
     ) -> None:
         self._job, self._number, self._parts = job, number, parts
         self._verdicts, self._files_fd = list(verdicts), files_fd
-        self._item_deadline_s, self._told_end, self._told_cost = item_deadline_s, ended, cost
+        self._item_deadline_s, self._report_end, self._report_cost = item_deadline_s, ended, cost
         self.lanes = {lane for lane in lanes_of_part(job, number, parts) if lane in missing}
         self.drawn = 0
         self.stands: dict[int, Snapshot] = {}
@@ -133,7 +133,7 @@ class CountedLanes:
         finally:
             self._pipe.close()
             self._pipe = None
-            code = await asyncio.shield(asyncio.to_thread(end_aside, process))
+            code = await asyncio.shield(asyncio.to_thread(end_child, process))
         return page.read(), code
 
     async def _listen(self, process: StartedChild, page: Page, lines: asyncio.StreamReader) -> None:
@@ -169,8 +169,8 @@ class CountedLanes:
             self.stands = decode_marks(message["marks"])
             return
         self.drawn = message.get("drawn", self.drawn)
-        self._told_cost(message["seconds"], message["read_bytes"], message["retries"])
+        self._report_cost(message["seconds"], message["read_bytes"], message["retries"])
         for lane, batches, in_vain in message["ends"]:
             if lane in self._open:
                 self._open.discard(lane)
-                self._told_end(lane, batches, in_vain)
+                self._report_end(lane, batches, in_vain)

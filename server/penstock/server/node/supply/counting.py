@@ -53,7 +53,7 @@ class _LogCount:
     """What is known of the count of one log.
 
     Args:
-        log: Its books.
+        log: Its ledger.
     """
 
     def __init__(self, log: Log) -> None:
@@ -109,8 +109,8 @@ class LaneCounting:
     Args:
         processes: How many processes may count at a time, over all jobs.
         verdicts: By log, the verdicts that hold.
-        crew: The workers, whose lines have planned lanes.
-        shelf: Where snapshots of lanes are.
+        pool: The workers, whose lines have planned lanes.
+        snapshots: Where snapshots of lanes are.
         ends: Told where lanes end.
         life: The node's.
         observer: Told what it costs.
@@ -124,15 +124,15 @@ class LaneCounting:
         self,
         processes: int,
         verdicts: Mapping[bytes, VerdictBook],
-        crew: WorkerPool,
-        shelf: SnapshotWriter,
+        pool: WorkerPool,
+        snapshots: SnapshotWriter,
         ends: Ends,
         life: Life,
         observer: Observer,
         item_deadline_s: float,
     ) -> None:
-        self._processes, self._verdicts, self._crew = processes, verdicts, crew
-        self._shelf, self._ends, self._life, self._observer = shelf, ends, life, observer
+        self._processes, self._verdicts, self._pool = processes, verdicts, pool
+        self._snapshots, self._ends, self._life, self._observer = snapshots, ends, life, observer
         self._item_deadline_s = item_deadline_s
         self.files_fd = -1
         self._counted: dict[Log, _LogCount] = {}
@@ -145,7 +145,7 @@ class LaneCounting:
         """Have a log counted for a while; None = it is known where it ends, or to be recorded.
 
         Args:
-            log: The books of a job, which is finite.
+            log: The ledger of a job, which is finite.
         """
         if log.numbering.is_complete:
             return None
@@ -236,7 +236,7 @@ class LaneCounting:
         if counted.has_looked:
             return
         for lane in counted.missing:
-            found = await self._shelf.nearest(log.job.log_id, lane, MAX_POSITION)
+            found = await self._snapshots.nearest(log.job.log_id, lane, MAX_POSITION)
             if found is not None:
                 counted.mark(lane, Snapshot(found.offset, found.data))
         counted.has_looked = True
@@ -244,7 +244,7 @@ class LaneCounting:
     async def _ask_lines(self, counted: _LogCount) -> None:
         """Have the workers say where their lines of a log stand."""
         lines = {line.number: line for lane in counted.log.lanes for line in lane.lines}
-        holders = [self._crew[number] for number in {line.worker for line in lines.values()}]
+        holders = [self._pool[number] for number in {line.worker for line in lines.values()}]
         answers = [self._ask(worker) for worker in holders if worker.ready and not worker.dead]
         if answers:
             await asyncio.wait(answers, timeout=LINES_S)

@@ -53,14 +53,14 @@ class Dispatch:
 
     Args:
         verdicts: By log, the verdicts that hold: a worker learns them with the job.
-        crew: The workers.
-        shelf: Where lines may start.
+        pool: The workers.
+        snapshots: Where lines may start.
         life: The node's.
         observer: Told of lanes that stop.
         bound_bytes: How many bytes of batches may be ready or being made.
 
     Attributes:
-        logs: The books of each log.
+        logs: The ledger of each log.
         lines: Which lines the lanes of these have.
         numbers: Numbers of tickets and checks, unique in this process.
     """
@@ -68,23 +68,23 @@ class Dispatch:
     def __init__(
         self,
         verdicts: Mapping[bytes, VerdictBook],
-        crew: WorkerPool,
-        shelf: SnapshotWriter,
+        pool: WorkerPool,
+        snapshots: SnapshotWriter,
         life: Life,
         observer: Observer,
         bound_bytes: int,
     ) -> None:
         self._verdicts, self._bound_bytes = verdicts, bound_bytes
-        self._crew, self._shelf, self._life, self._observer = crew, shelf, life, observer
+        self._pool, self._snapshots, self._life, self._observer = pool, snapshots, life, observer
         self.logs: dict[bytes, Log] = {}
         self.numbers = itertools.count(1)
-        self.lines = LaneLines(crew, shelf, life, self.schedule, self._go_on)
+        self.lines = LaneLines(pool, snapshots, life, self.schedule, self._go_on)
         self._setups, self._turns = Setups(), FairTurns()
         self._scheduled = False
 
     def hold(self, job: Job) -> None:
-        """Take a job into the books."""
-        workers = len(self._crew)
+        """Take a job into the ledger."""
+        workers = len(self._pool)
         ahead = AHEAD_PER_WORKER * workers, AHEAD_BYTES * workers
         self.logs[job.log_id] = Log(job, self._bound_bytes, *ahead)
         self.lines.hold(job)
@@ -115,16 +115,16 @@ class Dispatch:
             (worker.number, log): count
             for log in logs
             if log.readers
-            for worker in self._crew
+            for worker in self._pool
             if (count := worker.room(log))
         }
         if not room:
             return
-        sharing = [worker.number for worker in self._crew.sharing()]
+        sharing = [worker.number for worker in self._pool.sharing()]
         for log in logs:
             # Not before a reader is there: as workers start one by one, groups would move.
             if log.readers:
-                log.homes.settle(sharing)
+                log.assignment.settle(sharing)
         busy_bytes = sum(log.busy_bytes for log in self.logs.values())
         half = self._bound_bytes // 2  # so that it is found by whoever may have half of the bound
         wanted: dict[Log, list[Candidate]] = {}
@@ -136,7 +136,7 @@ class Dispatch:
         while progress and not self._life.draining:
             progress = False
             # One ticket per worker and round: the most urgent ones spread over all workers.
-            for worker in self._crew:
+            for worker in self._pool:
                 if (given := self._give(worker, wanted, room)) is not None:
                     room[worker.number, given] -= 1
                     progress = True
@@ -199,7 +199,7 @@ class Dispatch:
         """Tell whether this worker can go on with a batch; start looking for one if none can."""
         _, _, log, entry, lane, _ = candidate
         offset = entry.key.offset
-        home = log.homes.of(lane.lane)
+        home = log.assignment.of(lane.lane)
         at_home = home in (None, worker.number)
         if entry.state is not BatchState.WANTED:
             return False  # it was wanted twice, and is given out
@@ -210,7 +210,7 @@ class Dispatch:
                 return at_home
             # The worker that has planned it has its items, and makes it unless it is busy.
             keeper = lane.planned_by
-            return keeper in (None, worker.number) or not self._crew[keeper].room(log)
+            return keeper in (None, worker.number) or not self._pool[keeper].room(log)
         if lane.planning:
             return False
         while (line := self.lines.find(log, lane, offset)) is not None:
@@ -223,7 +223,7 @@ class Dispatch:
             if home is not None:
                 return at_home
             # Lanes are shared evenly: the one on the busiest worker sets the pace of all.
-            sharing = self._crew.sharing()
+            sharing = self._pool.sharing()
             share = -(-log.job.lanes // max(1, len(sharing)))
             return log.lines_of(worker.number) < share or all(
                 log.lines_of(other.number) >= share for other in sharing
@@ -273,7 +273,7 @@ class Dispatch:
 
     def _go_on(self, log: Log, entry: WantedBatch, lane: LaneState, line: LineState) -> None:
         """Have a line plan its way to an entry that is far from it, unless that cannot be now."""
-        worker = self._crew[line.worker]
+        worker = self._pool[line.worker]
         if log.wants(entry) and not worker.dead and not lane.planning and not log.deciding:
             self._assign(log, entry, lane, worker, line)
 
@@ -298,7 +298,7 @@ class Dispatch:
         """Let idle workers set jobs up for later readers; not while there are readers."""
         if self._life.draining or any(log.readers for log in self.logs.values()):
             return
-        for worker in self._crew:
+        for worker in self._pool:
             if not worker.ready or worker.dead or worker.tickets:
                 continue
             log_id = self._setups.begin(worker.number, self.logs, worker.logs)
@@ -447,7 +447,7 @@ class Dispatch:
             self._tell_of(log, lane, error)
             log.withhold(lane, error)
             self.lines.close_all(lane)
-        self._shelf.forget(log_id, number)
+        self._snapshots.forget(log_id, number)
 
     def _tell_of(self, log: Log, lane: LaneState, error: PenstockError) -> None:
         name = log.job.name

@@ -38,7 +38,7 @@ class Ends:
         """Have an end recorded, and readers told; saying it again changes nothing.
 
         Args:
-            log: The books of a job, which is finite.
+            log: The ledger of a job, which is finite.
             lane: The lane.
             batches: How many batches it holds.
             in_vain: What was counted of it, where that is none.

@@ -31,8 +31,8 @@ class LaneLines:
     """The lines of all lanes, as the server process decides on them.
 
     Args:
-        crew: The workers, which hold them.
-        shelf: Where lines may start.
+        pool: The workers, which hold them.
+        snapshots: Where lines may start.
         life: The node's.
         schedule: Called when a ticket may be given out.
         go_on: Gives a batch to a line that is to plan its way there.
@@ -40,13 +40,13 @@ class LaneLines:
 
     def __init__(
         self,
-        crew: WorkerPool,
-        shelf: SnapshotWriter,
+        pool: WorkerPool,
+        snapshots: SnapshotWriter,
         life: Life,
         schedule: Callable[[], None],
         go_on: Callable[[Log, WantedBatch, LaneState, LineState], None],
     ) -> None:
-        self._crew, self._shelf, self._life = crew, shelf, life
+        self._pool, self._snapshots, self._life = pool, snapshots, life
         self._schedule, self._go_on = schedule, go_on
         self._numbers = itertools.count(1)  # unique in this process
         self._seekable: dict[bytes, list[bool]] = {}  # by log and lane
@@ -81,10 +81,10 @@ class LaneLines:
         try:
             snapshot = None
             if not seekable and offset >= job.snapshot_every:
-                snapshot = await self._shelf.nearest(job.log_id, lane.lane, offset)
+                snapshot = await self._snapshots.nearest(job.log_id, lane.lane, offset)
             base = snapshot.offset if snapshot is not None else 0
             line = lane.find_line(offset, offset + 1)
-            if line is not None and log.homes.of(lane.lane) not in (None, line.worker):
+            if line is not None and log.assignment.of(lane.lane) not in (None, line.worker):
                 line = None  # its group was handed on
             if line is not None and line.next >= base:
                 base = line.next
@@ -116,10 +116,10 @@ class LaneLines:
         return line
 
     def close(self, lane: LaneState, line: LineState) -> None:
-        """Close a line, in the books and in its worker."""
+        """Close a line, in the ledger and in its worker."""
         if line in lane.lines:
             lane.lines.remove(line)
-            self._crew[line.worker].send(CloseLine(line.number))
+            self._pool[line.worker].send(CloseLine(line.number))
 
     def close_all(self, lane: LaneState) -> None:
         """Close every line of a lane."""
@@ -145,7 +145,7 @@ class LaneLines:
         """Remove an unusable snapshot; the next look finds an older one, or the lane's start."""
         lane.drop_starts(offset)
         try:
-            await self._shelf.drop(job.log_id, lane.lane, offset)
+            await self._snapshots.drop(job.log_id, lane.lane, offset)
         finally:
             lane.looking -= held
             self._schedule()

@@ -55,9 +55,9 @@ class MessageDispatch:
 
     Args:
         dispatch: Told of lines and jobs that could not be opened.
-        crew: The workers.
+        pool: The workers.
         answers: Takes what tickets bring.
-        shelf: Where the snapshots go of a worker that is drained.
+        snapshots: Where the snapshots go of a worker that is drained.
         audit: Told of batches that were made twice.
         quarantine: Asked for verdicts.
         ends: Told where lanes end.
@@ -73,17 +73,17 @@ class MessageDispatch:
     def __init__(
         self,
         dispatch: Dispatch,
-        crew: WorkerPool,
+        pool: WorkerPool,
         answers: Answers,
-        shelf: SnapshotWriter,
+        snapshots: SnapshotWriter,
         audit: Audit,
         quarantine: Quarantine,
         ends: Ends,
         life: Life,
         observer: Observer,
     ) -> None:
-        self._dispatch, self._crew, self._answers = dispatch, crew, answers
-        self._shelf = shelf
+        self._dispatch, self._pool, self._answers = dispatch, pool, answers
+        self._snapshots = snapshots
         self._audit, self._quarantine, self._life = audit, quarantine, life
         self._ends, self._observer = ends, observer
         self.drained: Callable[[WorkerProcess], None]
@@ -135,7 +135,7 @@ class MessageDispatch:
             case QuarantineItem():
                 self._quarantine.asked(worker, message)
             case Snapshots():
-                self._snapshots(worker, message)
+                self._take_snapshots(worker, message)
             case Warned():
                 logger.warning(message.text, worker=worker.number)
             case Ready():
@@ -148,12 +148,12 @@ class MessageDispatch:
                 assert_never(other)
 
     def _cost(self, cost: Cost) -> None:
-        books = self._dispatch.logs[cost.log_id]
-        books.homes.note_read(cost.read_bytes)
+        log = self._dispatch.logs[cost.log_id]
+        log.assignment.note_read(cost.read_bytes)
         told = (cost.batches, cost.stages_s, cost.read_bytes, cost.drawn)
-        self._observer.worked(books.job.name, *told)
+        self._observer.worked(log.job.name, *told)
         if cost.retries:
-            self._observer.retried(books.job.name, cost.retries)
+            self._observer.retried(log.job.name, cost.retries)
 
     def _counted(self, counted: CountsSaid) -> None:
         job = self._dispatch.logs[counted.log_id].job
@@ -162,18 +162,18 @@ class MessageDispatch:
         self._observer.counted(job.name, counted.lane, counted.counters, counted.before)
 
     def _lane_ends(self, message: LaneEnds) -> None:
-        books = self._dispatch.logs[message.log_id]
-        if message.lane >= books.job.lanes or books.job.epochs is None:
+        log = self._dispatch.logs[message.log_id]
+        if message.lane >= log.job.lanes or log.job.epochs is None:
             raise ProtocolError(f"an end of lane {message.lane}, which there is not")
-        self._ends.found(books, message.lane, message.batches, message.in_vain)
+        self._ends.found(log, message.lane, message.batches, message.in_vain)
 
     def _ready(self, worker: WorkerProcess) -> None:
-        self._crew.ready(worker)
-        if all(worker.ready for worker in self._crew):
+        self._pool.ready(worker)
+        if all(worker.ready for worker in self._pool):
             self._dispatch.set_up_ahead()
         self._life.loop.call_later(GIVE_WAY_S, self._dispatch.end_giving_way)
 
-    def _snapshots(self, worker: WorkerProcess, message: Snapshots) -> None:
+    def _take_snapshots(self, worker: WorkerProcess, message: Snapshots) -> None:
         """Keep where every line of a draining worker stands, unless a count has asked for that."""
         if self.counting.awaits(worker):  # it has asked first: a node that drains counts no more
             self.counting.lines_stand(worker, message.lines)
@@ -181,12 +181,12 @@ class MessageDispatch:
         if not self.is_draining(worker):
             raise ProtocolError("it says where its lines are, and nobody asked")
         said = {row.line: row for row in message.lines}
-        for books in self._dispatch.logs.values():
-            log_id = books.job.log_id
-            for lane in books.lanes:
+        for log in self._dispatch.logs.values():
+            log_id = log.job.log_id
+            for lane in log.lanes:
                 here = [line for line in lane.lines if line.worker == worker.number]
                 for line in here if lane.error is None else ():
                     if (found := said.get(line.number)) is not None:
                         record = SnapshotRecord(log_id, lane.lane, found.offset, found.data)
-                        self._shelf.put_last(record)
+                        self._snapshots.put_last(record)
         self.drained(worker)

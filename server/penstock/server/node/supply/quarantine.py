@@ -38,7 +38,7 @@ class Quarantine:
     Args:
         verdicts: By log, the verdicts that hold.
         dispatch: Whose lines a verdict may overtake.
-        crew: The workers that are told.
+        pool: The workers that are told.
         store: Where verdicts are kept.
         life: The node's.
         observer: Told how many items are left out.
@@ -48,12 +48,12 @@ class Quarantine:
         self,
         verdicts: Mapping[bytes, VerdictBook],
         dispatch: Dispatch,
-        crew: WorkerPool,
+        pool: WorkerPool,
         store: Store,
         life: Life,
         observer: Observer,
     ) -> None:
-        self._verdicts, self._dispatch, self._crew = verdicts, dispatch, crew
+        self._verdicts, self._dispatch, self._pool = verdicts, dispatch, pool
         self._store, self._life, self._observer = store, life, observer
 
     def asked(self, worker: WorkerProcess, message: QuarantineItem) -> None:
@@ -155,20 +155,20 @@ class Quarantine:
         for line in list(lane.lines):
             if line.number == number or line.next <= verdict.offset or not line.busy:
                 continue
-            for ticket in self._crew[line.worker].tickets.values():
+            for ticket in self._pool[line.worker].tickets.values():
                 ticket.stale = ticket.stale or ticket.line is line
             self._dispatch.lines.close(lane, line)
 
-    def _learn(self, log: Log, news: Iterable[Verdict]) -> None:
+    def _learn(self, log: Log, changes: Iterable[Verdict]) -> None:
         """Take over verdicts of a log, new or released, and tell every worker that knows it."""
         job = log.job
         book = self._verdicts[job.log_id]
-        changed = [verdict for verdict in news if verdict not in book]
+        changed = [verdict for verdict in changes if verdict not in book]
         if not changed:
             return
         book.learn(changed)
         self._observer.quarantined(job.name, book.left_out)
-        for worker in self._crew:
+        for worker in self._pool:
             if job.log_id in worker.logs and not worker.dead:
                 worker.send(Learn(job.log_id, tuple(changed)))
         for verdict in changed:

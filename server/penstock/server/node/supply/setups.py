@@ -1,4 +1,4 @@
-"""Which job is set up in which worker before anybody reads it: books alone, no processes.
+"""Which job is set up in which worker before anybody reads it: the ledger alone, no processes.
 
 To import what roles need, to load a tokenizer and to open the data takes a job's first reader up to
 seconds, and nobody else: so idle workers do it ahead. What has failed, hung or ended a worker there

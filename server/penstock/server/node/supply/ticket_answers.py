@@ -1,4 +1,4 @@
-"""Answers to tickets: batches and plans go into the books, failures to the readers that wait."""
+"""Answers to tickets: batches and plans go into the ledger, failures to the readers that wait."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Answers:
 
     Args:
         dispatch: Which gave them out.
-        shelf: Takes the snapshots that come with answers.
+        snapshots: Takes the snapshots that come with answers.
         audit: Told of every batch.
         observer: Told what is made.
     """
 
     def __init__(
-        self, dispatch: Dispatch, shelf: SnapshotWriter, audit: Audit, observer: Observer
+        self, dispatch: Dispatch, snapshots: SnapshotWriter, audit: Audit, observer: Observer
     ) -> None:
-        self._dispatch, self._lines, self._shelf = dispatch, dispatch.lines, shelf
+        self._dispatch, self._lines, self._snapshots = dispatch, dispatch.lines, snapshots
         self._audit, self._observer = audit, observer
 
     def done(self, worker: WorkerProcess, message: Done) -> None:
@@ -102,7 +102,7 @@ class Answers:
             return
         log_id, lane = ticket.log.job.log_id, ticket.lane.lane
         for offset, data in snapshots:
-            self._shelf.put(SnapshotRecord(log_id, lane, offset, data))
+            self._snapshots.put(SnapshotRecord(log_id, lane, offset, data))
 
     def failed(self, worker: WorkerProcess, message: TicketFailed) -> None:
         """A batch cannot be planned or made: the readers that wait are told."""

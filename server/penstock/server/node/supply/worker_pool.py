@@ -52,7 +52,7 @@ Hire = Callable[[int, Hear, Lose], WorkerProcess]
 
 
 class Dispatcher(Protocol):
-    """What the crew needs of whatever gives its workers their tickets."""
+    """What the pool needs of whatever gives its workers their tickets."""
 
     @property
     def logs(self) -> Mapping[bytes, Log]:
@@ -244,7 +244,7 @@ class WorkerPool:
     async def _watch(self) -> None:
         """End a worker that has been at one thing for longer than `item_deadline_s`.
 
-        And hurry one whose retries hold up another job.
+        And end the waiting of one whose retries hold up another job.
         """
         while True:
             await asyncio.sleep(WATCH_S)

@@ -126,9 +126,9 @@ def ensure_counted(job: Job) -> None:
 def lanes_of_part(job: Job, part: int, parts: int) -> list[int]:
     """Return the lanes of one of several processes; those of a reading group go into one."""
     groups = job.lanes_together()
-    homes = GroupAssignment(len(groups))
-    homes.settle(range(parts))
-    here = (lanes for number, lanes in enumerate(groups) if homes.of(number) == part)
+    assignment = GroupAssignment(len(groups))
+    assignment.settle(range(parts))
+    here = (lanes for number, lanes in enumerate(groups) if assignment.of(number) == part)
     return sorted(lane for lanes in here for lane in lanes)
 
 
@@ -206,7 +206,7 @@ class Telling:
         self._socket, self._write = sock, write
         self._page, self._job, self._items = page, job, items
         self._ends: list[tuple[int, int, Mapping[str, int]]] = []
-        self._told_s = self._looked_s = time.monotonic()
+        self._reported_s = self._looked_s = time.monotonic()
         self.count: Count | None = None
 
     def ended(self, lane: int, batches: int, in_vain: Mapping[str, int]) -> None:
@@ -216,8 +216,8 @@ class Telling:
     def goes_on(self) -> bool:
         """Tell how far it is, now and then; return whether the count is still wanted."""
         now = time.monotonic()
-        if now - self._told_s >= TELL_S:
-            self._told_s = now
+        if now - self._reported_s >= TELL_S:
+            self._reported_s = now
             self.tell()
         if now - self._looked_s < LOOK_S:
             return True
@@ -229,7 +229,7 @@ class Telling:
         told: dict[str, Any] = {
             "ends": self._ends,
             "seconds": sum(self._page.take_spent().values()),
-            "read_bytes": sum(source.read_bytes() for source in self._job.sources.values()),
+            "read_bytes": self._job.read_bytes(),
             "retries": self._items.take_retries(),
         }
         if self.count is not None:

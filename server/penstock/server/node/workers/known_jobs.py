@@ -23,7 +23,7 @@ class Known:
     Attributes:
         block_needs: How many storage blocks the lines of each set of roles need, for each of the
             ways in which these are read.
-        libraries_told: The server process knows with which versions it is computed.
+        libraries_reported: The server process knows with which versions it is computed.
         drawn: Items drawn that the server process does not know of.
     """
 
@@ -31,7 +31,7 @@ class Known:
     items: Items
     maker: Maker
     block_needs: Sequence[Sequence[BlockNeeds]]
-    libraries_told: bool = False
+    libraries_reported: bool = False
     drawn: int = 0
 
 
@@ -51,8 +51,8 @@ class KnownJobs:
         build: Build,
     ) -> None:
         self._new_items, self._note_setup, self._build = new_items, note_setup, build
-        self._told: dict[bytes, KnowJob] = {}
-        self._news: dict[bytes, list[Verdict]] = {}  # by log, what it has not learnt yet
+        self._announced: dict[bytes, KnowJob] = {}
+        self._changes: dict[bytes, list[Verdict]] = {}  # by log, what it has not learnt yet
         self._known: dict[bytes, Known] = {}
 
     def __iter__(self) -> Iterator[Known]:
@@ -71,16 +71,16 @@ class KnownJobs:
         """
         known = self._known.get(log_id)
         if known is None:
-            known = self._known[log_id] = self._built(self._told[log_id])
-        if log_id in self._news:
-            known.items.verdicts.learn(self._news.pop(log_id))
+            known = self._known[log_id] = self._built(self._announced[log_id])
+        if log_id in self._changes:
+            known.items.verdicts.learn(self._changes.pop(log_id))
         return known
 
     def hear(self, message: KnowJob | Learn) -> None:
         """Note what the server process says of a job."""
         if isinstance(message, KnowJob):
-            self._told[message.log_id] = message
-        self._news.setdefault(message.log_id, []).extend(message.verdicts)
+            self._announced[message.log_id] = message
+        self._changes.setdefault(message.log_id, []).extend(message.verdicts)
 
     def _built(self, message: KnowJob) -> Known:
         self._note_setup()

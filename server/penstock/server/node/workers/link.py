@@ -124,7 +124,7 @@ class Link:
                         return False
         return True
 
-    def judge(self, log_id: bytes, line: int | None, verdict: Verdict) -> Verdict:
+    def quarantine(self, log_id: bytes, line: int | None, verdict: Verdict) -> Verdict:
         """Make a verdict durable before anything that depends on it is released.
 
         Raises:

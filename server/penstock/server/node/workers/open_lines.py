@@ -153,15 +153,15 @@ def snapshot_if_due(line: Line) -> list[Snapshot]:
     return [Snapshot(line.offset, line.planner.snapshot())]
 
 
-def news_of(line: Line) -> list[FromWorker]:
+def changes_of(line: Line) -> list[FromWorker]:
     """Return what a line's planner has counted or found out and the server process does not know.
 
     Draws alone are not: every batch has some.
     """
     mark = line.planner.count_mark()
-    if mark == line.told_mark:
+    if mark == line.reported_mark:
         return _ended(line)
-    line.told_mark = mark
+    line.reported_mark = mark
     counted = CountsSaid(line.job.log_id, line.lane, line.counters(), line.counters_before())
     return [counted, *_ended(line)]
 
@@ -172,9 +172,9 @@ def _ended(line: Line) -> list[FromWorker]:
     The server process knows what arithmetic says.
     """
     end = line.planner.end
-    if end is None or line.told_end or line.job.epochs is None:
+    if end is None or line.reported_end or line.job.epochs is None:
         return []
     if line.job.known_end(line.lane) is not None:
         return []
-    line.told_end = True
+    line.reported_end = True
     return [LaneEnds(line.job.log_id, line.lane, end, {} if end else line.counters())]

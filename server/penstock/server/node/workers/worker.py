@@ -45,7 +45,7 @@ from penstock.server.node.protocol.messages import (
 )
 from penstock.server.node.workers.known_jobs import Build, Known, KnownJobs
 from penstock.server.node.workers.link import Link, ServerGone
-from penstock.server.node.workers.open_lines import OpenLines, news_of, snapshot_if_due
+from penstock.server.node.workers.open_lines import OpenLines, changes_of, snapshot_if_due
 from penstock.server.node.workers.outbox import HOLD_S
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.kept_items import kept_bytes
@@ -179,7 +179,7 @@ class Worker:
 
     def _new_items(self, job: Job, message: KnowJob) -> Items:
         def insert(verdict: Verdict) -> Verdict:
-            return self.link.judge(job.log_id, self.line, verdict)
+            return self.link.quarantine(job.log_id, self.line, verdict)
 
         items = Items(job, VerdictBook((), insert), self._progress)
         items.may_wait, items.careful = self.link.may_wait, self.careful
@@ -194,11 +194,11 @@ class Worker:
         """Plan and make the batch at an offset of a line."""
         line, plan, snapshots = self.lines.plan_at(message.line, message.offset)
         made = line.make(plan, blank=message.blank)
-        plan_told = None  # where arithmetic leads to any plan, nobody needs this one
+        reported_plan = None  # where arithmetic leads to any plan, nobody needs this one
         if not line.planner.can_seek():
-            plan_told = _plan_bytes(made.plan)
+            reported_plan = _plan_bytes(made.plan)
             snapshots += snapshot_if_due(line)
-        self._done(message.ticket, made, plan_told, snapshots, line)
+        self._done(message.ticket, made, reported_plan, snapshots, line)
 
     def _make(self, message: Make) -> None:
         """Make a batch from its plan."""
@@ -214,7 +214,7 @@ class Worker:
         line.planner.forget()  # whoever makes them fetches what they are made of
         told = tuple(map(_plan_bytes, (first, *plans)))
         answer = Planned(message.ticket, told, broken, (*snapshots, *after))
-        self.link.say(*self._cost(), *news_of(line), answer)
+        self.link.say(*self._cost(), *changes_of(line), answer)
 
     def _verify(self, message: Verify) -> None:
         """Make a batch once more and answer its header: it holds the checksum of the body."""
@@ -262,12 +262,12 @@ class Worker:
             header = made.write(memoryview(bytearray()))
         told = (made.counts, made.emptied, tuple(snapshots), made.exits)
         answer = Done(ticket, span, header, plan, *told)
-        before = [] if line is None else news_of(line)
+        before = [] if line is None else changes_of(line)
         log_id = self.link.log_id
         assert log_id is not None
         known = self.jobs[log_id]
-        if not known.libraries_told:
-            known.libraries_told = True  # the first batch has imported what the job needs
+        if not known.libraries_reported:
+            known.libraries_reported = True  # the first batch has imported what the job needs
             before.append(Libraries(log_id, libraries.in_use()))
         self._unreported += 1
         # Where it is careful, what comes next may be what ended a worker here.
@@ -288,7 +288,7 @@ class Worker:
         assert log_id is not None
         known, batches = self.jobs[log_id], self._unreported
         self._unreported, drawn, known.drawn = 0, known.drawn, 0
-        read_bytes = sum(source.read_bytes() for source in known.job.sources.values())
+        read_bytes = known.job.read_bytes()
         retries = known.items.take_retries()
         return [Cost(log_id, batches, self.page.take_spent(), read_bytes, drawn, retries)]
 

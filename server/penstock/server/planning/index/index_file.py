@@ -2,7 +2,7 @@
 
 ```
 "PENSTOCK-SIZES", version      16 bytes
-blocks of the first source     see `index/block.py`
+blocks of the first source     see `block.py`
 blocks of the second source
 ...
 footer                         JSON

@@ -39,7 +39,7 @@ class IndexPlace:
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         # Here and not above: the room imports all sources, and jobs are known to trainers, too.
-        from penstock.server.sources.requirements import located
+        from penstock.server.files.filesystems import located
 
         self.url = url
         try:

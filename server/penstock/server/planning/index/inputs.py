@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.server.core.canonical import canonical
 from penstock.server.job.role_set import RoleSet
+from penstock.server.roles.batcher import rule_of_sizes
 from penstock.server.roles.condition import Kept
 from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.distributors import MapDistributor
@@ -34,8 +35,9 @@ def index_inputs(roles: RoleSet, seed: int) -> dict[str, Any]:
 
     Returns:
         `format`; `sources`, each with its name and its identity; `where`, if there is a condition;
-        `processor`, its identity; `size`, what the size of a sample is (`size_rule`); and `seed`
-        where processing may draw random numbers.
+        `processor`, its identity; `media`, what identifies those that items name, if any; `size`,
+        what the size of a sample is (`size_rule`); and `seed` where processing may draw random
+        numbers.
 
     Raises:
         InvalidJob: The job cannot be planned: see `indexed_sources`.
@@ -49,6 +51,8 @@ def index_inputs(roles: RoleSet, seed: int) -> dict[str, Any]:
         "processor": roles.processor.identity(),
         "size": size_rule(roles),
     }
+    if roles.media is not None and (media := roles.media.identity()):
+        found["media"] = media
     assert isinstance(roles.distributor, MapDistributor)
     chosen = roles.distributor.choice.parameters()
     if "where" in chosen:
@@ -94,7 +98,7 @@ def size_rule(roles: RoleSet) -> Any:
     value; or the identity of a user's batcher, whose `size_of` says it. A batcher that looks at no
     sizes gets lengths all the same, where samples have any: reports count their tokens.
     """
-    rule = roles.batcher.size_rule()
+    rule = rule_of_sizes(roles.batcher)
     if roles.batcher.needs_sizes or not isinstance(rule, dict) or "length_of" not in rule:
         return rule
     known = [

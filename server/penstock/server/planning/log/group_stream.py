@@ -184,7 +184,7 @@ class GroupStream:
 
     def _arranged(self, number: int, epoch: int) -> Arranged | None:
         """Return how a window's batches are arranged; None = as the order has them by itself."""
-        if not self._roles.batcher.may_split:
+        if not self._roles.batcher_facts.may_split:
             return None
         if number not in self._chains:
             packed = self.packed(number)[1]

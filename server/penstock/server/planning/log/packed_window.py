@@ -26,23 +26,12 @@ from penstock.server.planning.log.chains import (
 )
 from penstock.server.planning.log.cost_expression import Expression
 from penstock.server.planning.log.index_windows import Integers
-from penstock.server.roles.batcher import SampleBatcher
-from penstock.server.roles.batchers import (
-    BestFitDecreasingPackingBatcher,
-    KnapsackPackingBatcher,
-    SimpleBatcher,
-)
-from penstock.server.roles.batchers.packer import Pieces
+from penstock.server.roles.batcher import SampleBatcher, facts_of
+from penstock.server.roles.batchers.packer import PacksWindows
 from penstock.server.roles.filling import BatchColumns, BatchSizes
 from penstock.server.roles.role import asked, failing
 from penstock.server.usercode.contained import as_exception
 from penstock.wire.errors import BadItem, PenstockError
-
-WindowPacker = BestFitDecreasingPackingBatcher | KnapsackPackingBatcher
-"""Batchers that pack a whole window by array code."""
-
-_HISTOGRAM = 1 << 22
-"""Sizes below this one are counted, in 32 MiB for a moment; of larger ones hardly two are alike."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +73,8 @@ def pack(
 ) -> PackedWindow:
     """Return a window, packed as a job's batcher says.
 
-    Batchers that pack windows (`best_fit_decreasing`, `knapsack`) and `simple` are array code. Any
-    other is given the samples one by one, and asked for what is left at the end.
+    What packs windows is array code. Any other batcher is given the samples one by one, and asked
+    for what is left at the end.
 
     Args:
         batcher: The job's batcher; it is not changed.
@@ -102,10 +91,8 @@ def pack(
         order = np.argsort(-sizes, kind="stable")
         found = pack(batcher, sizes[order], None, purpose, by_length=False)
         return replace(found, slots=order[found.slots])
-    if isinstance(batcher, SimpleBatcher) and not batcher.is_of_user():
-        return _in_order(batcher, sizes)
-    if isinstance(batcher, WindowPacker) and not batcher.is_of_user():
-        return _by_window(batcher, sizes, seed, purpose)
+    if isinstance(batcher, PacksWindows) and not batcher.is_of_user():
+        return _at_once(batcher, sizes, seed, purpose)
     return _one_by_one(batcher, sizes)
 
 
@@ -131,16 +118,12 @@ def outline(batcher: SampleBatcher, sizes: Integers) -> Outline | None:
     Raises:
         BadItem: As `pack`.
     """
-    if isinstance(batcher, SimpleBatcher) and not batcher.is_of_user():
-        packed = _in_order(batcher, sizes)
-        return Outline(len(packed), packed.counts)
-    if not isinstance(batcher, WindowPacker) or batcher.is_of_user():
+    if not isinstance(batcher, PacksWindows) or batcher.is_of_user():
         return None
-    if isinstance(batcher, KnapsackPackingBatcher) and batcher.max_packs is not None:
-        return None
+    if facts_of(batcher).sizes_kept is None:
+        return None  # what is left out is known when it is packed
     working = batcher.clone()
-    batches = _batches(working, working.pieces(sizes))
-    return Outline(batches, +Counter(all_counts({}, working)))
+    return Outline(working.count_batches(sizes), +Counter(all_counts({}, working)))
 
 
 def with_cost(packed: PackedWindow, cost: Expression) -> PackedWindow:
@@ -164,55 +147,29 @@ def measures(packed: PackedWindow) -> dict[str, npt.NDArray[np.float64]]:
 # --- how ------------------------------------------------------------------------------------------
 
 
-def _in_order(batcher: SimpleBatcher, sizes: Integers) -> PackedWindow:
-    batches = np.arange(batcher.batches(len(sizes)) + 1) * batcher.batch_size
-    batches = np.minimum(batches, len(sizes))
-    kept = int(batches[-1])
-    counts = +Counter({"dropped:tail": len(sizes) - kept})
-    slots = np.arange(kept)
-    return PackedWindow(slots, None, None, sizes[:kept], np.arange(kept + 1), batches, counts)
-
-
-def _batches(batcher: WindowPacker, pieces: Pieces) -> int | None:
-    """Return how many batches `_by_window` makes; None = sizes are too large to count them.
-
-    Rows that are cut to fill batches fill one that is there already: see `_whole_batches`.
-    """
-    shares = pieces.sizes <= batcher.most_shared
-    placed = pieces.sizes[shares]
-    if placed.max(initial=0) >= _HISTOGRAM:
-        return None
-    rows = batcher.count(np.bincount(placed)) + int(np.count_nonzero(~shares))
-    return -(-rows // batcher.rows)
-
-
-def _by_window(
-    batcher: WindowPacker, sizes: Integers, seed: int | None, purpose: str
+def _at_once(
+    batcher: SampleBatcher, sizes: Integers, seed: int | None, purpose: str
 ) -> PackedWindow:
     working = batcher.clone()
-    slots, starts, stops, of_piece = working.pieces(sizes)
-    placed = np.flatnonzero(of_piece <= batcher.most_shared)
-    packs = working.pack(of_piece[placed])
-    singles = np.flatnonzero(of_piece > batcher.most_shared)
-    pieces = np.concatenate([placed[packs.indices], singles])
-    bounds = np.concatenate([packs.bounds, packs.bounds[-1] + 1 + np.arange(len(singles))])
-    bounds = _whole_batches(bounds, batcher.rows)
+    pieces, bounds, per_batch, in_order = working.pack_window(sizes)
+    bounds = _whole_batches(bounds, per_batch)
     rows = len(bounds) - 1
-    if seed is None:
-        firsts = np.minimum.reduceat(slots[pieces], bounds[:-1]) if rows else bounds[:0]
-        order = np.argsort(firsts, kind="stable")
-    else:
+    if seed is not None and not in_order:
         order = Permutation(rows, seed, 0, f"rows of {purpose}").take(np.arange(rows))
-    order, chains = order_of_rows(slots[pieces], starts[pieces], bounds, order, batcher.rows)
-    pieces, bounds = _reordered(pieces, bounds, order)
-    is_cut = bool((starts >= 0).any())
-    batches = np.append(np.arange(0, rows, batcher.rows), rows) if rows else np.zeros(1, np.int64)
-    shared = shared_by(slots[pieces], bounds, batches)
+    else:
+        firsts = np.minimum.reduceat(pieces.slots, bounds[:-1]) if rows else bounds[:0]
+        order = np.argsort(firsts, kind="stable")
+    is_cut = bool((pieces.starts >= 0).any())
+    order, chains = order_of_rows(pieces.slots, pieces.starts, bounds, order, per_batch)
+    places, bounds = _reordered(bounds, order)
+    slots, starts, stops, of_piece = (values[places] for values in pieces)
+    batches = np.append(np.arange(0, rows, per_batch), rows) if rows else np.zeros(1, np.int64)
+    shared = shared_by(slots, bounds, batches)
     return PackedWindow(
-        slots[pieces],
-        starts[pieces] if is_cut else None,
-        stops[pieces] if is_cut else None,
-        of_piece[pieces],
+        slots,
+        starts if is_cut else None,
+        stops if is_cut else None,
+        of_piece,
         bounds,
         batches,
         +Counter(all_counts({}, working)),
@@ -244,12 +201,12 @@ def _refused(slot: int, reason: str) -> BadItem:
     return BadItem(reason, item=slot, stage="draw", reason=reason)
 
 
-def _reordered(values: Integers, bounds: Integers, order: Integers) -> tuple[Integers, Integers]:
-    """Return stretches of values in another order, and their bounds."""
+def _reordered(bounds: Integers, order: Integers) -> tuple[Integers, Integers]:
+    """Return the places of stretches in another order, and their bounds there."""
     lengths = np.diff(bounds)[order]
     ends = np.concatenate(([0], np.cumsum(lengths)))
     places = np.repeat(bounds[:-1][order] - ends[:-1], lengths) + np.arange(ends[-1])
-    return values[places], ends
+    return places, ends
 
 
 def _one_by_one(batcher: SampleBatcher, sizes: Integers) -> PackedWindow:

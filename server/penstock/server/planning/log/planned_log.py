@@ -110,7 +110,7 @@ class PlannedLog:
         check_inputs(plan.index, self.index.inputs, roles, seed)
         self._check_samples(may_fail)
         self._passes = [drawer.drawn.passes(number) for number in range(len(self._names))]
-        shuffle, self._drawer = drawer.shuffle, drawer
+        shuffle, self._drawer = drawer.shuffling, drawer
         is_shuffled = shuffle.kind != "none"
         by_block = shuffle.groups is not None
         groups = 1 if shuffle.groups is None else shuffle.groups.number
@@ -227,7 +227,7 @@ class PlannedLog:
     def _arranged_bytes(self, samples: float) -> float:
         """Return about what the arranged batches of windows of so many samples take."""
         batcher = self._roles.batcher
-        if not batcher.may_split:
+        if not self._roles.batcher_facts.may_split:
             return 0.0
         batches = samples
         if isinstance(batcher, RowPackingBatcher | ConcatPackingBatcher):
@@ -462,7 +462,7 @@ def check_plannable(
             f"has the batcher {roles.batcher.code_of()}: give batch_size, or leave it out",
             key="plan.group_by_length",
         )
-    groups = drawer.shuffle.groups
+    groups = drawer.shuffling.groups
     if plan.balance is None:
         return drawer
     if batches_per_step is None:

@@ -74,7 +74,7 @@ class Parts:
         self, place: IndexPlace, inputs: Mapping[str, Any], positions: Mapping[str, int]
     ) -> None:
         self._place, self._inputs = place, inputs
-        self._told = {
+        self._header = {
             "inputs": dict(inputs),
             "positions": [[name, items] for name, items in positions.items()],
             "version": VERSION,
@@ -102,7 +102,7 @@ class Parts:
                     key="plan.index",
                 )
             self._place.remove_parts()
-        self._place.part(INPUTS).write([canonical(self._told)])
+        self._place.part(INPUTS).write([canonical(self._header)])
         return set()
 
     def _differs(self) -> str:
@@ -111,7 +111,7 @@ class Parts:
         try:
             told = json.loads(place.read(0, place.size()))
             found = differences(told["inputs"], self._inputs)
-            return found[0] if found else "" if told == self._told else "the number of items"
+            return found[0] if found else "" if told == self._header else "the number of items"
         except FileNotFoundError:
             return f"{INPUTS} is missing, so what it is of"
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -6,7 +6,6 @@ It depends on the job and the block alone, so it does not matter which process c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Sized
-from operator import index as whole
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +13,11 @@ import numpy as np
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
 from penstock.server.job.role_set import RoleSet
-from penstock.server.pipeline.items import MAX_REASON, MAX_SIZE, Items
+from penstock.server.pipeline.items import MAX_REASON, Items
 from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.processing import Filtered
 from penstock.server.pipeline.retry import Progress
+from penstock.server.pipeline.sizes import size_of
 from penstock.server.planning.index.block import QUARANTINED, ItemSizes, filtered
 from penstock.server.planning.index.inputs import (
     index_inputs,
@@ -33,10 +33,8 @@ from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.role import asked
 from penstock.server.roles.samples import Sample
-from penstock.server.usercode.contained import contained
-from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.server.usercode.held_bytes import held_bytes
-from penstock.wire.errors import InvalidJob, PenstockError
+from penstock.wire.errors import InvalidJob
 from penstock.wire.plain import clean_text
 
 TOGETHER = 64
@@ -99,7 +97,6 @@ class Measuring:
             name: len(source) if kept is None else len(kept)
             for (name, source), kept in zip(sources.items(), self._kept.values(), strict=True)
         }
-        self._batcher = roles.batcher
         self._quarantines = job.on_item_error == "quarantine"
         self._source_draws = any(source.uses_global_rng for source in sources.values())
         # The roles that matter, and no others: nothing here depends on the job's order.
@@ -108,6 +105,7 @@ class Measuring:
             MapDistributor(shuffle="none"),
             _counting(roles.processor, self._rule),
             _lengths(self._rule) or roles.batcher,
+            media=None if roles.media is None else roles.media.files,
             seed=job.seed,
             lanes=1,
             epochs=1,
@@ -135,7 +133,7 @@ class Measuring:
 
         Raises:
             BadItem: An item fails, and the job's policy is to stop.
-            InvalidJob: A sample has no size.
+            BadBatch: A sample has no size.
             SourceUnavailable: A read failed to the deadline.
         """
         self.items.drew = False
@@ -143,7 +141,7 @@ class Measuring:
         refs = [ItemRef(name, item, 0) for item in _items(self._kept[name], start, stop)]
         if self._rule is None and self._roles.processor.one_to_one:
             found.add_sizes([0] * len(refs))
-        elif self._is_told:
+        elif self._has_sizes:
             for at in range(0, len(refs), SIZES_TOGETHER):
                 tell(at)
                 self._take_sizes(found, refs[at : at + SIZES_TOGETHER])
@@ -154,7 +152,7 @@ class Measuring:
         return MeasuredBlock(found.sizes(), found.bad, self._source_draws or self.items.drew)
 
     @property
-    def _is_told(self) -> bool:
+    def _has_sizes(self) -> bool:
         """Tell whether sizes are known unprocessed: by the processor, or by the sources."""
         processor = self._roles.processor
         return processor.one_to_one and (processor.knows_size() or bool(self._roles.sized_sources))
@@ -202,24 +200,7 @@ class Measuring:
         if isinstance(self._rule, dict) and "else" in self._rule:
             value = sample.get(self._rule["length_of"])
             return len(value) if isinstance(value, Sized) else 0
-        try:
-            size = whole(contained(lambda: self._batcher.size_of(sample)))
-        except PenstockError:
-            raise
-        except Exception as error:
-            raise InvalidJob(
-                f"{self._batcher.code_of('size_of')} finds no size of a sample of item {ref} of "
-                f"job {self.job.name!r}: {error_line(error)}; the sample has {', '.join(sample)}",
-                key="batcher",
-                traceback=user_traceback(error),
-            ) from error
-        if not 0 <= size <= MAX_SIZE:
-            raise InvalidJob(
-                f"{self._batcher.code_of('size_of')} gave {size} for a sample of item {ref} of job "
-                f"{self.job.name!r}: a size is from 0 to 2^63 - 1",
-                key="batcher",
-            )
-        return size
+        return size_of(self.items, self._roles, ref, sample)
 
 
 class _Found:

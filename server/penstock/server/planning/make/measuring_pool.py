@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.server.core.canonical import canonical
 from penstock.server.planning.make.dealt_blocks import BlockTask, Stretches
-from penstock.server.processes.background import end_aside, short_status
+from penstock.server.processes.background import end_child, short_status
 from penstock.server.processes.page import Note, Page
 from penstock.server.processes.start import Process, start
 from penstock.wire.errors import JobChanged, WorkerCrashed
@@ -178,7 +178,7 @@ class _MeasuringProcess:
     def __init__(self, definition: bytes, sets: str, files_fd: int, item_deadline_s: float) -> None:
         self._definition, self._sets, self._files_fd = definition, sets, files_fd
         self._deadline_s, self._is_stuck = item_deadline_s, False
-        self._aside: Process | None = None
+        self._child: Process | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def start(self) -> bytes:
@@ -189,7 +189,7 @@ class _MeasuringProcess:
             PenstockError: It cannot build the job.
         """
         # What code of users prints must not stand among the command's own results.
-        self._aside = start(
+        self._child = start(
             "penstock.server.commands.measure_blocks",
             self._sets,
             files_fd=self._files_fd,
@@ -197,7 +197,7 @@ class _MeasuringProcess:
             output=STDERR,
         )
         self._reader, self._writer = await asyncio.open_connection(
-            sock=self._aside.socket, limit=MAX_LINE_BYTES
+            sock=self._child.socket, limit=MAX_LINE_BYTES
         )
         _, data = await self._answer()
         return data
@@ -205,8 +205,8 @@ class _MeasuringProcess:
     @property
     def page(self) -> Page:
         """Return where it notes what it does."""
-        assert self._aside is not None
-        return self._aside.page
+        assert self._child is not None
+        return self._child.page
 
     async def measure(self, block: BlockTask, careful: bool, tell: Callable[[int], None]) -> Answer:
         """Return what a block holds.
@@ -234,9 +234,9 @@ class _MeasuringProcess:
                 note = self.page.read()
                 if note.serial != serial:
                     serial, since_s = note.serial, loop.time()
-                elif loop.time() - since_s > self._deadline_s and self._aside is not None:
+                elif loop.time() - since_s > self._deadline_s and self._child is not None:
                     self._is_stuck = True
-                    self._aside.process.kill()
+                    self._child.process.kill()
             told, data = reading.result()
         finally:
             reading.cancel()
@@ -253,24 +253,24 @@ class _MeasuringProcess:
 
     async def end(self) -> str:
         """Let it end, since nothing more is asked; return in words how it ended."""
-        assert self._aside is not None
+        assert self._child is not None
         if self._writer is not None:
             self._writer.close()
             with contextlib.suppress(ConnectionError):
                 await self._writer.wait_closed()
-        status = short_status(await asyncio.to_thread(end_aside, self._aside.process))
+        status = short_status(await asyncio.to_thread(end_child, self._child.process))
         if self._is_stuck:
             return f"killed because it was still at it after item_seconds = {self._deadline_s:g}"
         return f"with {status}"
 
     async def kill(self) -> None:
         """End it, if it has not ended."""
-        if self._aside is None:
+        if self._child is None:
             return
-        if self._aside.process.poll() is None:
-            self._aside.process.kill()
+        if self._child.process.poll() is None:
+            self._child.process.kill()
         if self._writer is None:
-            self._aside.socket.close()
+            self._child.socket.close()
         else:
             self._writer.close()
-        await asyncio.shield(asyncio.to_thread(self._aside.process.wait))
+        await asyncio.shield(asyncio.to_thread(self._child.process.wait))

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from penstock.server.files.filesystems import require
 from penstock.server.planning.make.dealt_blocks import BlockTask
 from penstock.server.planning.make.measuring_pool import Answer, Hears, MeasuringPool
-from penstock.server.sources.requirements import require
 from penstock.wire.errors import PenstockError, Unreachable
 from penstock.wire.plain import clean_text
 from penstock.wire.sent_errors import decode_error, encode_error

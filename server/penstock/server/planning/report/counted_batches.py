@@ -9,8 +9,8 @@ import numpy as np
 from penstock.server.core.refs import BatchPlan, SampleRef
 from penstock.server.job.job import Job
 from penstock.server.job.role_set import RoleSet
+from penstock.server.planning.report.known_sizes import KnownSizes, collates_by_size
 from penstock.server.planning.report.misfits import refuse, worst
-from penstock.server.planning.report.told import Told, collates_by_size
 from penstock.server.planning.report.totals import BatchTotals
 from penstock.server.roles.filling import BatchColumns, BatchSizes, Misfit
 
@@ -23,18 +23,18 @@ class Collected:
 
     Args:
         job: The job.
-        told: How sizes are known, for each set of roles.
+        known: How sizes are known, for each set of roles.
 
     Attributes:
         tally: Of all of them.
         sources: By source, samples and tokens in batches.
     """
 
-    def __init__(self, job: Job, told: Sequence[Told]) -> None:
+    def __init__(self, job: Job, known: Sequence[KnownSizes]) -> None:
         self.tally = BatchTotals()
         self.sources: dict[str, list[int]] = {name: [0, 0] for name in job.sources}
         self._chunks = [
-            _Chunk(roles, each) for roles, each in zip(job.role_sets, told, strict=True)
+            _Chunk(roles, each) for roles, each in zip(job.role_sets, known, strict=True)
         ]
         self._columns: list[tuple[list[int], BatchColumns]] = []
         self._batches = 0
@@ -93,8 +93,8 @@ class _Chunk:
         stands: Their lanes and offsets.
     """
 
-    def __init__(self, roles: RoleSet, told: Told) -> None:
-        self.roles, self._told = roles, told
+    def __init__(self, roles: RoleSet, known: KnownSizes) -> None:
+        self.roles, self._known = roles, known
         self.clear()
 
     def clear(self) -> None:
@@ -115,14 +115,14 @@ class _Chunk:
 
     def sizes(self) -> BatchSizes:
         """Return the sizes in these batches."""
-        if self._told.of_samples is None:
+        if self._known.of_samples is None:
             sizes = np.array([ref.size for ref in self.slots], np.int64)
         else:
             sizes = np.zeros(len(self.slots), np.int64)
             for name, numbers in self._slots_by_source().items():
                 refs = [self.slots[number] for number in numbers]
                 indices, parts = [ref.item.index for ref in refs], [ref.part for ref in refs]
-                sizes[numbers] = self._told.of_samples(name, indices, parts)
+                sizes[numbers] = self._known.of_samples(name, indices, parts)
         return BatchSizes(sizes, np.array(self._rows, np.int64), np.array(self._batches, np.int64))
 
     def by_source(self, batches: BatchSizes) -> dict[str, tuple[int, int]]:

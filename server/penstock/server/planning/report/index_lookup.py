@@ -13,7 +13,7 @@ from penstock.server.pipeline.processing import Filtered
 from penstock.server.planning.index.block import QUARANTINED, ItemSizes, joined
 from penstock.server.planning.index.index_file import IndexedSizes, SizeIndex
 from penstock.server.planning.index.inputs import check_inputs, kept_items
-from penstock.server.planning.report.told import ToldSample
+from penstock.server.planning.report.known_sizes import SizedSample
 from penstock.server.roles.filling import Numbers
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadItem
@@ -32,7 +32,7 @@ class IndexLookup:
         roles: The set of roles, opened.
         seed: The job's seed.
         job: The job's name, for errors.
-        say: Told what is being done.
+        say: KnownSizes what is being done.
 
     Attributes:
         drew: The sizes may depend on random numbers, and are those of the first epoch.
@@ -58,12 +58,12 @@ class IndexLookup:
         }
 
     def outcome(self, item: ItemRef) -> list[Sample] | Filtered | Bad:
-        """Return the samples of an item, each a `ToldSample`; or why there are none."""
+        """Return the samples of an item, each a `SizedSample`; or why there are none."""
         found = self._sources[item.source]
         position = found.position(item.index)
         first, last = found.bounds(position)
         if first < last:
-            return [ToldSample(size) for size in found.sizes[first:last].tolist()]
+            return [SizedSample(size) for size in found.sizes[first:last].tolist()]
         reason = found.left_out[position]
         if reason != QUARANTINED:
             return Filtered(reason.removeprefix("filtered:"))

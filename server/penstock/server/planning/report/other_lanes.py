@@ -11,9 +11,9 @@ from penstock.server.job.job import Job
 from penstock.server.job.joint_job import JointJob
 from penstock.server.job.role_set import RoleSet
 from penstock.server.planning.report.figures import Figures
+from penstock.server.planning.report.known_sizes import IndexedOutcomes
 from penstock.server.planning.report.plan_report import LanesRow, Packing
 from penstock.server.planning.report.simulated import simulate
-from penstock.server.planning.report.told import IndexedOutcomes
 from penstock.server.roles.role import Role
 from penstock.wire.errors import PenstockError
 
@@ -44,7 +44,7 @@ def lanes_table(
         took_s: How long that took: another number of lanes takes as long.
         asked: Which numbers; without any those nearby, as far as `BUDGET_S` allows.
         indexes: As for `simulate`.
-        say: Told now and then what is being done.
+        say: KnownSizes now and then what is being done.
         clock: Seconds.
     """
     rows = []

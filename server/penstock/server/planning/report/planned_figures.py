@@ -16,9 +16,9 @@ from penstock.server.job.job import Job
 from penstock.server.job.role_set import RoleSet
 from penstock.server.planning.log.planned_log import PlannedLog, planned_log
 from penstock.server.planning.report.figures import Figures, Processing
+from penstock.server.planning.report.known_sizes import INDEX, collates_by_size
 from penstock.server.planning.report.misfits import refuse, worst
 from penstock.server.planning.report.skew import Costs
-from penstock.server.planning.report.told import INDEX, collates_by_size
 from penstock.server.planning.report.window_figures import WindowFigures, WindowKey, add_up
 from penstock.server.roles.filling import BatchSizes, Numbers
 from penstock.wire.errors import BadBatch

@@ -22,16 +22,16 @@ from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.planning.report.counted_batches import Collected
 from penstock.server.planning.report.epoch_draws import DrawsOfEpochs, EpochDrawn, PlannedOfEpochs
 from penstock.server.planning.report.figures import Figures
-from penstock.server.planning.report.told import (
+from penstock.server.planning.report.known_sizes import (
     INDEX,
     NONE,
     SIZE,
     SOURCE,
     IndexedOutcomes,
-    Told,
-    ToldItems,
-    ToldSample,
-    told_by,
+    KnownSizes,
+    SizedItems,
+    SizedSample,
+    known_sizes,
 )
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.samples import Sample
@@ -54,22 +54,22 @@ def simulate(
         indexes: The sizes of items, where nothing else tells them: by the number of the set of
             roles that they are of.
         epochs: How many to draw; None = all of a finite job, 1 of an endless one.
-        say: Told now and then what is being done.
+        say: KnownSizes now and then what is being done.
 
     Raises:
         InvalidJob: Sizes are not known before items are decoded; says what to do.
         BadItem, BadBatch, LaneStarved, SourceUnavailable: As a node stops with them.
     """
     indexes = indexes or {}
-    told = [told_by(roles, job.name, indexes.get(roles.number)) for roles in job.role_sets]
+    known = [known_sizes(roles, job.name, indexes.get(roles.number)) for roles in job.role_sets]
     is_all = job.epochs is not None and (epochs is None or epochs >= job.epochs)
     drawn = (job.epochs or 1) if epochs is None else epochs
     if is_all:
         drawn = job.epochs or 1
-    items = ToldItems(job, told, indexes)
-    collected = Collected(job, told)
+    items = SizedItems(job, known, indexes)
+    collected = Collected(job, known)
     planners = {
-        lane: _opened(job, lane, items, told, None if is_all else drawn)
+        lane: _opened(job, lane, items, known, None if is_all else drawn)
         for lane in range(job.lanes)
     }
     live, whole, made = list(planners), None, 0
@@ -95,7 +95,7 @@ def simulate(
     costs = {"samples": columns.samples}
     if tally.tokens:
         costs = {"tokens": columns.tokens, "squares": columns.squares}
-    by = {each.by for each in told}
+    by = {each.by for each in known}
     held = sum(map(_held, planners.values()))
     return Figures(
         next((each for each in (INDEX, SIZE, SOURCE) if each in by), NONE),
@@ -156,16 +156,15 @@ def _notes(
         )
 
 
-class _ToldBatching(Batching):
+class _SizedBatching(Batching):
     """A batcher that gets samples of which only the sizes are known."""
 
     def __init__(self, job: Job, lane: int, roles: RoleSet, calls: Calls) -> None:
         super().__init__(job, lane, roles, calls)
         self.tells_sizes = True
 
-    def size_of(self, item: ItemRef, sample: Sample, offset: int) -> int:
-        """Return the size that the index tells, even where the batcher does not look at it."""
-        assert isinstance(sample, ToldSample)
+    def _size_of(self, item: ItemRef, sample: Sample, offset: int) -> int:
+        assert isinstance(sample, SizedSample)
         return sample.size
 
     def add(
@@ -176,7 +175,7 @@ class _ToldBatching(Batching):
 
 
 def _opened(
-    job: Job, lane: int, items: ToldItems, told: Sequence[Told], epochs: int | None
+    job: Job, lane: int, items: SizedItems, known: Sequence[KnownSizes], epochs: int | None
 ) -> Planner:
     """Return a lane's planner, which gets no samples, and stops after so many epochs, if any."""
     planner = open_planner(job, lane, items)
@@ -190,7 +189,7 @@ def _opened(
         assert isinstance(inner, SamplePlanner)
         roles = part.roles
         if not roles.plans_from_refs:
-            inner.batching = _ToldBatching(job, lane, roles, items)
+            inner.batching = _SizedBatching(job, lane, roles, items)
         if epochs is not None:
             inner.draw_from(DrawsOfEpochs(inner.draws, _most_draws(job, part, epochs)))
     return planner

@@ -16,7 +16,7 @@ from penstock.server.planning.log.chains import Chains
 from penstock.server.planning.log.index_windows import WindowSamples
 from penstock.server.planning.log.packed_window import PackedWindow
 from penstock.server.planning.log.planned_log import planned_log
-from penstock.server.planning.report.told import collates_by_size
+from penstock.server.planning.report.known_sizes import collates_by_size
 from penstock.server.planning.report.totals import BatchTotals
 from penstock.server.roles.filling import BatchColumns, BatchSizes, Misfit, Numbers
 
@@ -87,7 +87,7 @@ class WindowFigures:
             arrays.update({f"cost.{number}.{name}": array for name, array in costs.items()})
             if key in self.chains:
                 arrays[f"chains.{number}"], arrays[f"bounds.{number}"] = self.chains[key]
-        told = {
+        known = {
             "names": self.names,
             "counts": self.counts,
             "processed": [self.once, self.processed, self.kept],
@@ -95,7 +95,7 @@ class WindowFigures:
             "misfits": self.misfits,
         }
         out = io.BytesIO()
-        arrays["told"] = np.frombuffer(json.dumps(told).encode(), np.uint8)
+        arrays["told"] = np.frombuffer(json.dumps(known).encode(), np.uint8)
         arrays["samples"], arrays["tokens"] = self.samples, self.tokens
         np.savez(out, **arrays)  # type: ignore[arg-type]  # no array has the name of an option
         return out.getvalue()
@@ -141,7 +141,7 @@ def add_up(
         roles: The set of roles, planned.
         keys: Which windows.
         epochs: How many epochs, from the first on; more than one only where they differ.
-        tell: Told of each window that is done.
+        tell: KnownSizes of each window that is done.
 
     Raises:
         BadItem: A sample does not fit, and the batcher refuses it.

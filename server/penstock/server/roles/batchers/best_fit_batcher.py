@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
 
-from penstock.common.checks import check_whole
 from penstock.server.core.refs import SampleRef
+from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
+from penstock.server.roles.parameters import AtLeast, declared
 
 FIRST_POOL, QUICK_POOL, ROWS_PER_SAMPLE = 4, 8, 4
 """A lane's pool begins with so many samples, holds one more after each row up to the second number,
@@ -19,6 +21,7 @@ POOLS_OF_PATIENCE = 4
 a full-grown pool held as many tokens as if the oldest opened every row, with 4 about half."""
 
 
+@declared
 class BestFitPackingBatcher(RowPackingBatcher):
     """Packs samples into rows of at most `max_tokens`, filled from a pool of pending samples.
 
@@ -67,16 +70,10 @@ class BestFitPackingBatcher(RowPackingBatcher):
     type_name: ClassVar[str] = "best_fit"
     version: ClassVar[int | str | None] = 4
 
-    def __init__(
-        self,
-        max_tokens: int,
-        pool_size: int = 64,
-        rows: int = 1,
-        overlong: str = "split",
-        length_key: str = "input_ids",
-    ) -> None:
-        super().__init__(max_tokens, rows, overlong, length_key)
-        self.pool_size = check_whole("pool_size", pool_size, 1, "the samples to choose from")
+    pool_size: Annotated[int, AtLeast(1, "the samples to choose from")] = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._arrivals = 0
         self._pool: dict[int, SampleRef] = {}  # by arrival, so the oldest comes first
         # (size, -arrival), rising: of equal sizes the oldest is the last, which a search finds.
@@ -85,9 +82,9 @@ class BestFitPackingBatcher(RowPackingBatcher):
         self._choice = min(FIRST_POOL, self.pool_size)  # samples from which a row may be made
         self._rows_before_growth = self._rows_per_sample()
 
-    def chooses_from(self) -> int:
-        """Return the size of the pool."""
-        return self.pool_size
+    def facts(self) -> BatcherFacts:
+        """Return the size of the pool, and what others do."""
+        return replace(super().facts(), pool=self.pool_size)
 
     def state(self) -> Any:
         """Return what is held; what follows from the pool is left out."""

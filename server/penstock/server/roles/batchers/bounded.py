@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
 
-from penstock.common.checks import check_whole
 from penstock.server.core.refs import Row, SampleRef
+from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
+from penstock.server.roles.parameters import AtLeast, declared
 
 PATIENCE = 4
 """A row is finished when this many times `open_rows` were opened after it: else a row with a little
@@ -18,12 +19,12 @@ room would wait for as long as other rows are filled exactly."""
 class OpenRowsBatcher(RowPackingBatcher):
     """Holds up to `open_rows` rows; a sample joins one of them at once, or opens another.
 
-    A subclass chooses, in `_choose`, among the rows where a sample fits; one that holds another
-    sample of the same item is not among them. Where it fits into none and `open_rows` are open, the
-    fullest is finished first; where rows are equally full, the oldest. That is bounded-space
-    packing with the closing rule of Csirik and Johnson, "Bounded space on-line bin packing: best is
-    better than first" (1991). A row is finished, too, as soon as it is full, and as the oldest one
-    once `PATIENCE * open_rows` rows were opened after it.
+    It joins the oldest where it fits, or the one that a subclass chooses in `_choose`; one that
+    holds another sample of the same item is not among them. Where it fits into none and `open_rows`
+    are open, the fullest is finished first; where rows are equally full, the oldest. That is
+    bounded-space packing with the closing rule of Csirik and Johnson, "Bounded space on-line bin
+    packing: best is better than first" (1991). A row is finished, too, as soon as it is full, and
+    as the oldest one once `PATIENCE * open_rows` rows were opened after it.
 
     So a sample finishes at most one row, and leaves at the latest with the
     `(PATIENCE + 1) * open_rows`-th row after its own was opened. What is held is at most the
@@ -32,23 +33,22 @@ class OpenRowsBatcher(RowPackingBatcher):
     At the lane's end the open rows are finished as they are, oldest first.
     """
 
-    def __init__(
-        self, max_tokens: int, open_rows: int, rows: int, overlong: str, length_key: str
-    ) -> None:
-        super().__init__(max_tokens, rows, overlong, length_key)
-        self._most_open = check_whole("open_rows", open_rows, 1, "the rows that stay open")
+    open_rows: int = 1  # which subclasses declare, where a job may say it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._opened = 0
         self._open: dict[int, Row] = {}  # by how many were opened before, so the oldest comes first
         self._rooms: dict[int, int] = {}
 
-    def chooses_from(self) -> int | None:
-        """Return the number of open rows: each holds a sample at least."""
-        return self._most_open
+    def facts(self) -> BatcherFacts:
+        """Return the number of open rows, of which each holds a sample at least."""
+        return replace(super().facts(), pool=self.open_rows)
 
     def state(self) -> Any:
         """Return what is held; what follows from the rows is left out."""
         state = super().state()
-        del state["_rooms"], state["_most_open"]
+        del state["_rooms"]
         return state
 
     def restore(self, state: Any) -> None:
@@ -59,9 +59,9 @@ class OpenRowsBatcher(RowPackingBatcher):
             for number, row in self._open.items()
         }
 
-    @abstractmethod
     def _choose(self, ref: SampleRef) -> int | None:
-        """Return the number of the row that a sample joins; None = it fits into none."""
+        """Return the number of the row that a sample joins: the oldest; None = it fits nowhere."""
+        return next((number for number in self._rooms if self._takes(number, ref)), None)
 
     def _takes(self, number: int, ref: SampleRef) -> bool:
         """Tell whether a sample fits into a row, and no sample of its item is there."""
@@ -86,9 +86,9 @@ class OpenRowsBatcher(RowPackingBatcher):
         if not self._open:
             return
         oldest = next(iter(self._open))
-        if self._opened - oldest >= PATIENCE * self._most_open and self._most_open > 1:
+        if self._opened - oldest >= PATIENCE * self.open_rows and self.open_rows > 1:
             self._close(oldest)
-        elif len(self._open) == self._most_open:
+        elif len(self._open) == self.open_rows:
             self._close(min(self._rooms, key=lambda number: (self._rooms[number], number)))
 
     def _close(self, number: int) -> None:
@@ -104,6 +104,7 @@ class OpenRowsBatcher(RowPackingBatcher):
             self._close(number)
 
 
+@declared
 class FirstFitPackingBatcher(OpenRowsBatcher):
     """Packs each sample into the oldest open row with room for it (`<=`).
 
@@ -131,22 +132,11 @@ class FirstFitPackingBatcher(OpenRowsBatcher):
     type_name: ClassVar[str] = "first_fit"
     version: ClassVar[int | str | None] = 1
 
-    def __init__(
-        self,
-        max_tokens: int,
-        open_rows: int = 16,
-        rows: int = 1,
-        overlong: str = "split",
-        length_key: str = "input_ids",
-    ) -> None:
-        super().__init__(max_tokens, open_rows, rows, overlong, length_key)
-        self.open_rows = open_rows
-
-    def _choose(self, ref: SampleRef) -> int | None:
-        return next((number for number in self._rooms if self._takes(number, ref)), None)
+    open_rows: Annotated[int, AtLeast(1, "the rows that stay open")] = 16
 
 
-class NextFitPackingBatcher(FirstFitPackingBatcher):
+@declared
+class NextFitPackingBatcher(OpenRowsBatcher):
     """Packs samples in the order of the draws: one that does not fit finishes the row (`<=`).
 
     The streaming datasets of LMMS-Engine pack so, and its strategy named `first_fit` does, too. It
@@ -171,24 +161,20 @@ class NextFitPackingBatcher(FirstFitPackingBatcher):
     type_name: ClassVar[str] = "next_fit"
     version: ClassVar[int | str | None] = 1
 
-    def __init__(
-        self,
-        max_tokens: int,
-        rows: int = 1,
-        overlong: str = "split",
-        length_key: str = "input_ids",
-    ) -> None:
-        super().__init__(max_tokens, 1, rows, overlong, length_key)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.open_rows = 1  # of this class it is no parameter, and in every snapshot
 
-    def chooses_from(self) -> int | None:
-        """Return None: there is nothing to choose."""
-        return None
+    def facts(self) -> BatcherFacts:
+        """Return what others do: there is nothing to choose."""
+        return replace(super().facts(), pool=None)
 
     def _pass(self, row: Row) -> None:
         self._drain()
         self._finish(row)
 
 
+@declared
 class OpenBestFitPackingBatcher(OpenRowsBatcher):
     """Packs each sample into the open row that it leaves with the least room (`<=`).
 
@@ -216,16 +202,7 @@ class OpenBestFitPackingBatcher(OpenRowsBatcher):
     type_name: ClassVar[str] = "open_best_fit"
     version: ClassVar[int | str | None] = 1
 
-    def __init__(
-        self,
-        max_tokens: int,
-        open_rows: int = 16,
-        rows: int = 1,
-        overlong: str = "split",
-        length_key: str = "input_ids",
-    ) -> None:
-        super().__init__(max_tokens, open_rows, rows, overlong, length_key)
-        self.open_rows = open_rows
+    open_rows: Annotated[int, AtLeast(1, "the rows that stay open")] = 16
 
     def _choose(self, ref: SampleRef) -> int | None:
         best, least = None, self.max_tokens
@@ -235,6 +212,7 @@ class OpenBestFitPackingBatcher(OpenRowsBatcher):
         return best
 
 
+@declared
 class BalancedPackingBatcher(OpenRowsBatcher):
     """Packs each sample into the emptiest of the open rows, so that they grow evenly (`<=`).
 
@@ -263,16 +241,7 @@ class BalancedPackingBatcher(OpenRowsBatcher):
     type_name: ClassVar[str] = "balanced"
     version: ClassVar[int | str | None] = 1
 
-    def __init__(
-        self,
-        max_tokens: int,
-        open_rows: int = 16,
-        rows: int = 1,
-        overlong: str = "split",
-        length_key: str = "input_ids",
-    ) -> None:
-        super().__init__(max_tokens, open_rows, rows, overlong, length_key)
-        self.open_rows = open_rows
+    open_rows: Annotated[int, AtLeast(1, "the rows that stay open")] = 16
 
     def _choose(self, ref: SampleRef) -> int | None:
         # Up to `open_rows` rows are opened before any gets a second sample.

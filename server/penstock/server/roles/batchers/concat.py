@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from penstock.common.checks import check_flag, check_whole
 from penstock.server.core.refs import Row, Rows, SampleRef
+from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, piece, sample_key
+from penstock.server.roles.parameters import AtLeast, TrueOrFalse, declared
 from penstock.server.roles.samples import Sample
 
 
+@declared
 class ConcatPackingBatcher(PackingBatcher):
     """Concatenates samples and cuts the result into rows of exactly `max_tokens`.
 
@@ -41,19 +44,17 @@ class ConcatPackingBatcher(PackingBatcher):
 
     type_name: ClassVar[str] = "concat"
     version: ClassVar[int | str | None] = 1
+    dropped_for: ClassVar[Sequence[str]] = ("empty", "tail")
+    counted: ClassVar[Sequence[str]] = ("split", "repeated")
 
-    def __init__(
-        self,
-        max_tokens: int,
-        rows: int = 1,
-        drop_last: bool = False,
-        length_key: str = "input_ids",
-    ) -> None:
-        counts = ("split", "repeated", *(("tail_truncated", "truncated_tokens") * drop_last))
-        super().__init__(length_key, dropped=("empty", "tail"), counts=counts)
-        self.max_tokens = check_whole("max_tokens", max_tokens, 1, "the tokens of a row")
-        self.rows = check_whole("rows", rows, 1, "the rows of a batch")
-        self.drop_last = check_flag("drop_last", drop_last)
+    max_tokens: Annotated[int, AtLeast(1, "the tokens of a row")]
+    rows: Annotated[int, AtLeast(1, "the rows of a batch")] = 1
+    drop_last: Annotated[bool, TrueOrFalse()] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.drop_last:
+            self._counts |= {"tail_truncated": 0, "truncated_tokens": 0}
         self._row: Row = []
         self._room = self.max_tokens
         self._finished: list[Row] = []
@@ -76,9 +77,9 @@ class ConcatPackingBatcher(PackingBatcher):
                 self._row, self._room = [], self.max_tokens
         return cut_batches(self._finished, self.rows, self.rows)
 
-    def sizes_kept(self) -> tuple[int, float]:
-        """Return that only empty ones are left out."""
-        return 1, inf
+    def facts(self) -> BatcherFacts:
+        """Return that only empty samples are left out."""
+        return replace(super().facts(), sizes_kept=(1, inf), may_refuse=False)
 
     @property
     def pending(self) -> Sequence[SampleRef]:
@@ -86,11 +87,6 @@ class ConcatPackingBatcher(PackingBatcher):
         if self.is_of_user():  # a subclass may hold more
             return super().pending
         return [*self._row, *(ref for row in self._finished for ref in row)]
-
-    @property
-    def may_refuse(self) -> bool:
-        """Tell whether `add` may raise: never, as far as this class decides."""
-        return self.is_of_user()
 
     def flush(self) -> list[Rows]:
         """Return the shorter last row, or leave it out; the last batch may have fewer rows."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, replace
 from math import inf
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.common.checks import check_choice, check_whole
 from penstock.server.core.refs import Row, Rows, SampleRef, Span
-from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.batcher import BatcherFacts, SampleBatcher
+from penstock.server.roles.parameters import AtLeast, OneOf, declared
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadItem, InvalidJob
 
@@ -22,32 +23,28 @@ Integers = npt.NDArray[np.int64]
 SizesT = TypeVar("SizesT", int, Integers)
 
 
+@declared
 class PackingBatcher(SampleBatcher):
     """A batcher that looks at sizes, and counts what it does to samples that do not fit.
 
-    A subclass has `length_key` among its constructor's parameters, calls `super().__init__` with it
-    and names its reasons for dropping a sample, and its other counts.
+    A subclass names its reasons for dropping a sample, and its other counts.
     """
 
-    def __init__(self, length_key: str, dropped: Sequence[str], counts: Sequence[str] = ()) -> None:
-        if not isinstance(length_key, str) or not length_key:
+    dropped_for: ClassVar[Sequence[str]] = ("empty",)
+    counted: ClassVar[Sequence[str]] = ()
+
+    _: KW_ONLY
+    length_key: str = "input_ids"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.length_key, str) or not self.length_key:
             raise InvalidJob(
-                f"length_key is {length_key!r}: name the value of a sample whose length is its "
-                "size, for example length_key: input_ids",
+                f"length_key is {self.length_key!r}: name the value of a sample whose length is "
+                "its size, for example length_key: input_ids",
                 key="length_key",
             )
-        self.length_key = length_key
-        self._dropped = dict.fromkeys(dropped, 0)
-        self._counts = dict.fromkeys(counts, 0)
-
-    def check_keys(self, keys: Iterable[str]) -> None:
-        """Refuse samples without a value `length_key`.
-
-        Raises:
-            InvalidJob: Names the keys that they have.
-        """
-        if self.needs_sizes and self.length_key not in keys:
-            raise self._no_length(keys)
+        self._dropped = dict.fromkeys(self.dropped_for, 0)
+        self._counts = dict.fromkeys(self.counted, 0)
 
     def size_of(self, sample: Sample) -> int:
         """Return the length of the sample's value `length_key`.
@@ -58,36 +55,34 @@ class PackingBatcher(SampleBatcher):
         try:
             value = sample[self.length_key]
         except KeyError:
-            raise self._no_length(sample) from None
+            raise no_length(self.length_key, sample) from None
         return len(value)
 
-    def size_rule(self) -> Any:
+    def facts(self) -> BatcherFacts:
         """Return that sizes are lengths of `length_key`, unless a subclass has sizes of its own."""
-        if self.keeps(PackingBatcher, "size_of"):
-            return {"length_of": self.length_key}
-        return super().size_rule()
-
-    def length_column(self) -> str | None:
-        """Return `length_key`."""
-        return self.length_key if self.keeps(PackingBatcher, "size_of") else None
+        keeps = self.keeps(PackingBatcher, "size_of")
+        return BatcherFacts(length_key=self.length_key if keeps else None)
 
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out; every reason is there from the start."""
         return dict(self._dropped)
-
-    def _no_length(self, keys: Iterable[str]) -> InvalidJob:
-        return InvalidJob(
-            f"length_key is {self.length_key!r}, but the processor's samples have "
-            f"{', '.join(map(repr, keys)) or 'no values'}: name one of these, or add a processor "
-            "that makes token ids, such as tokenize",
-            key="batcher.length_key",
-        )
 
     def counters(self) -> dict[str, int]:
         """Return counts since the lane's start; every name is there from the start."""
         return dict(self._counts)
 
 
+def no_length(length_key: str, keys: Iterable[str]) -> InvalidJob:
+    """Return the error of samples that have no value of which the length is to be taken."""
+    return InvalidJob(
+        f"length_key is {length_key!r}, but the processor's samples have "
+        f"{', '.join(map(repr, keys)) or 'no values'}: name one of these, or add a processor "
+        "that makes token ids, such as tokenize",
+        key="batcher.length_key",
+    )
+
+
+@declared
 class RowPackingBatcher(PackingBatcher):
     """A batcher of rows of at most `max_tokens` (`<=`): long samples, and batches of whole rows.
 
@@ -100,29 +95,20 @@ class RowPackingBatcher(PackingBatcher):
         rows: How many rows a batch has.
         overlong: What becomes of a sample longer than `max_tokens`: one of `OVERLONG`.
         length_key: The value of a sample whose length is its size.
-        dropped: More reasons for leaving a sample out.
-        counts: More counts.
     """
 
-    def __init__(
-        self,
-        max_tokens: int,
-        rows: int,
-        overlong: str,
-        length_key: str,
-        *,
-        dropped: Sequence[str] = (),
-        counts: Sequence[str] = (),
-    ) -> None:
-        alone = ("overlong_alone",) if overlong == "alone" else ()
-        super().__init__(
-            length_key,
-            dropped=("empty", "overlong", *dropped),
-            counts=("overlong_split", "overlong_truncated", "truncated_tokens", *alone, *counts),
-        )
-        self.max_tokens = check_whole("max_tokens", max_tokens, 1, "the tokens of a row")
-        self.rows = check_whole("rows", rows, 1, "the rows of a batch")
-        self.overlong = check_choice("overlong", overlong, OVERLONG)
+    dropped_for: ClassVar[Sequence[str]] = ("empty", "overlong")
+    counted: ClassVar[Sequence[str]] = ("overlong_split", "overlong_truncated", "truncated_tokens")
+
+    max_tokens: Annotated[int, AtLeast(1, "the tokens of a row")]
+    _: KW_ONLY
+    rows: Annotated[int, AtLeast(1, "the rows of a batch")] = 1
+    overlong: Annotated[str, OneOf(OVERLONG)] = "split"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.overlong == "alone":
+            self._counts["overlong_alone"] = 0
         self._most_shared = self.max_tokens - 1
         self._finished: list[Row] = []
 
@@ -150,32 +136,16 @@ class RowPackingBatcher(PackingBatcher):
         rows = self.rows
         return self._batches(rows) if len(self._finished) >= rows else []
 
-    def sizes_kept(self) -> tuple[int, float] | None:
-        """Return that empty ones are left out, and where `overlong` says so, those above a row."""
-        return 1, self.max_tokens if self.overlong in ("drop", "error") else inf
-
-    @property
-    def most_shared(self) -> int:
-        """Return the size of the largest sample that may share a row with others."""
-        return self._most_shared
-
-    def pieces(self, sizes: Integers) -> Pieces:
-        """Return what of many samples is packed, each as `add` takes it; the others are counted.
-
-        Args:
-            sizes: int64 (n,): the size of each.
-
-        Raises:
-            BadItem: One is longer than a row and `overlong` is `error`; `item` is its number.
-        """
-        self._dropped["empty"] += int(np.count_nonzero(sizes == 0))
-        slots = np.flatnonzero((sizes > 0) & (sizes <= self.max_tokens))
-        starts = stops = np.full(len(slots), -1, np.int64)
-        long = np.flatnonzero(sizes > self.max_tokens)
-        if len(long):
-            every = zip((slots, starts, stops), self._cut(long, sizes[long]), strict=True)
-            slots, starts, stops = map(np.concatenate, every)
-        return Pieces(slots, starts, stops, np.where(starts < 0, sizes[slots], stops - starts))
+    def facts(self) -> BatcherFacts:
+        """Return what `overlong` decides, and that a row may be filled to `max_tokens`."""
+        leaves_out = self.overlong in ("drop", "error")
+        return replace(
+            super().facts(),
+            sizes_kept=(1, self.max_tokens if leaves_out else inf),
+            may_split=self.overlong == "split",
+            may_refuse=self.overlong == "error",
+            row_limit=self.max_tokens,
+        )
 
     @property
     def pending(self) -> Sequence[SampleRef]:
@@ -184,28 +154,10 @@ class RowPackingBatcher(PackingBatcher):
             return super().pending
         return [*self._held(), *(ref for row in self._finished for ref in row)]
 
-    @property
-    def may_split(self) -> bool:
-        """Tell whether samples may be split: with `overlong: split`, as far as this decides."""
-        return self.overlong == "split" or self.is_of_user()
-
-    @property
-    def may_refuse(self) -> bool:
-        """Tell whether `add` may raise: with `overlong: error`, as far as this class decides."""
-        return self.overlong == "error" or self.is_of_user()
-
     def flush(self) -> list[Rows]:
         """Return rows of what is left; the last batch may have fewer rows."""
         self._drain()
         return self._batches(1)
-
-    def spare(self, row: Row) -> int:
-        """Return how many tokens of a row are free."""
-        return self.max_tokens - sum(ref.size for ref in row)
-
-    def joins(self, row: Row, ref: SampleRef) -> bool:
-        """Tell whether a row has room for a sample, and holds no other of its item."""
-        return ref.size <= self.spare(row) and not holds_item(row, ref)
 
     @abstractmethod
     def _place(self, ref: SampleRef) -> None:
@@ -295,6 +247,52 @@ class Pieces(NamedTuple):
     starts: Integers
     stops: Integers
     sizes: Integers
+
+
+class WindowRows(NamedTuple):
+    """The rows that a window of samples is packed into.
+
+    Attributes:
+        pieces: What they hold, row by row.
+        bounds: int64 (rows + 1,): where each begins among the pieces, and their number.
+        per_batch: How many rows a batch has.
+        in_order: They stay in this order; else it is the plan's to decide.
+    """
+
+    pieces: Pieces
+    bounds: Integers
+    per_batch: int
+    in_order: bool = False
+
+
+class PacksWindows(ABC):
+    """A batcher that packs a whole window of a planned job by array code."""
+
+    @abstractmethod
+    def pack_window(self, sizes: Integers) -> WindowRows:
+        """Return the rows of a window, on its own: what `add` was given before does not matter.
+
+        What is left out or cut is counted, as `add` and `flush` do.
+
+        Args:
+            sizes: int64 (n,): the size of each sample.
+
+        Raises:
+            BadItem: A sample is refused; `item` is its number.
+        """
+
+    @abstractmethod
+    def count_batches(self, sizes: Integers) -> int | None:
+        """Return how many batches a window makes, and count what it counts; None = unknown.
+
+        Rows that are cut to fill a batch fill one that is there already.
+
+        Args:
+            sizes: int64 (n,): the size of each sample, in any order.
+
+        Raises:
+            BadItem: As `pack_window`.
+        """
 
 
 def too_long(size: int, most: int, item: list[Any] | int, whose: str = "") -> BadItem:

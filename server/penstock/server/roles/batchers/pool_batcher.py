@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import Annotated, ClassVar
 
-from penstock.common.checks import check_choice, check_flag, check_whole
 from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.packing.pool import STRATEGIES, choose
+from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers.packer import PackingBatcher, sample_key
+from penstock.server.roles.parameters import AtLeast, OneOf, TrueOrFalse, declared
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import InvalidJob
 
 
+@declared
 class PoolPackingBatcher(PackingBatcher):
     """Forms padded batches of like lengths and of one modality, each sample a row of its own.
 
@@ -51,29 +54,15 @@ class PoolPackingBatcher(PackingBatcher):
     version: ClassVar[int | str | None] = 2
     needs_content: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        max_tokens: int,
-        pool_size: int = 16,
-        max_batch_size: int | None = 1,
-        long_threshold: int = 6400,
-        batching_strategy: str = "prefer_closest",
-        apply_long_sample_halving: bool = True,
-        length_key: str = "input_ids",
-    ) -> None:
-        super().__init__(length_key, dropped=("empty",))
-        self.max_tokens = check_whole("max_tokens", max_tokens, 1, "the padded size of a batch")
-        self.pool_size = check_whole("pool_size", pool_size, 1, "the samples to choose from")
-        if max_batch_size is not None:
-            check_whole("max_batch_size", max_batch_size, 0, "the most samples of a batch")
-        self.max_batch_size = max_batch_size
-        self.long_threshold = check_whole(
-            "long_threshold", long_threshold, 1, "the size from which a sample stays alone"
-        )
-        self.batching_strategy = check_choice("batching_strategy", batching_strategy, STRATEGIES)
-        self.apply_long_sample_halving = check_flag(
-            "apply_long_sample_halving", apply_long_sample_halving
-        )
+    max_tokens: Annotated[int, AtLeast(1, "the padded size of a batch")]
+    pool_size: Annotated[int, AtLeast(1, "the samples to choose from")] = 16
+    max_batch_size: Annotated[int | None, AtLeast(0, "the most samples of a batch")] = 1
+    long_threshold: Annotated[int, AtLeast(1, "the size from which a sample stays alone")] = 6400
+    batching_strategy: Annotated[str, OneOf(STRATEGIES)] = "prefer_closest"
+    apply_long_sample_halving: Annotated[bool, TrueOrFalse()] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._pool: list[tuple[SampleRef, str]] = []
 
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
@@ -101,14 +90,9 @@ class PoolPackingBatcher(PackingBatcher):
             return super().pending
         return [ref for ref, _ in self._pool]
 
-    def chooses_from(self) -> int:
-        """Return the size of the pool."""
-        return self.pool_size
-
-    @property
-    def may_refuse(self) -> bool:
-        """Tell whether `add` may raise: never, as far as this class decides."""
-        return not self.keeps(PoolPackingBatcher)
+    def facts(self) -> BatcherFacts:
+        """Return the size of the pool, and that every sample is taken."""
+        return replace(super().facts(), pool=self.pool_size, may_refuse=False)
 
     def flush(self) -> list[Rows]:
         """Return batches of what is left in the pool."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
-from penstock.common.checks import check_whole
 from penstock.server.core.refs import Row, Rows, SampleRef
+from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, holds_item
+from penstock.server.roles.parameters import AtLeast, declared
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import InvalidJob
 
 
+@declared
 class SequentialPackingBatcher(PackingBatcher):
     """Packs samples into rows, in order; a few that do not fit may be overtaken.
 
@@ -49,32 +52,22 @@ class SequentialPackingBatcher(PackingBatcher):
     type_name: ClassVar[str] = "sequential"
     version: ClassVar[int | str | None] = 4
 
-    def __init__(
-        self,
-        max_sequence_length: int | None = None,
-        max_samples_per_batch: int | None = None,
-        lookahead_limit: int = 10,
-        rows: int = 1,
-        length_key: str = "input_ids",
-    ) -> None:
-        super().__init__(length_key, dropped=("empty", "overlong"))
-        if (max_sequence_length is None) == (max_samples_per_batch is None):
+    dropped_for: ClassVar[Sequence[str]] = ("empty", "overlong")
+
+    # Strictly below the budget: a budget of 1 would leave out every sample.
+    max_sequence_length: Annotated[int | None, AtLeast(2, "what a row stays below")] = None
+    max_samples_per_batch: Annotated[int | None, AtLeast(1, "the samples of a row")] = None
+    lookahead_limit: Annotated[int, AtLeast(0, "the samples that may be set aside")] = 10
+    rows: Annotated[int, AtLeast(1, "the rows of a batch")] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.max_sequence_length is None) == (self.max_samples_per_batch is None):
             raise InvalidJob(
-                f"max_sequence_length is {max_sequence_length} and max_samples_per_batch is "
-                f"{max_samples_per_batch}: give exactly one of them, a row has one limit",
+                f"max_sequence_length is {self.max_sequence_length} and max_samples_per_batch is "
+                f"{self.max_samples_per_batch}: give exactly one of them, a row has one limit",
                 key="max_sequence_length",
             )
-        # Strictly below the budget: a budget of 1 would leave out every sample.
-        if max_sequence_length is not None:
-            check_whole("max_sequence_length", max_sequence_length, 2, "what a row stays below")
-        if max_samples_per_batch is not None:
-            check_whole("max_samples_per_batch", max_samples_per_batch, 1, "the samples of a row")
-        self.max_sequence_length = max_sequence_length
-        self.max_samples_per_batch = max_samples_per_batch
-        self.lookahead_limit = check_whole(
-            "lookahead_limit", lookahead_limit, 0, "the samples that may be set aside"
-        )
-        self.rows = check_whole("rows", rows, 1, "the rows of a batch")
         self._row: Row = []
         self._total = 0
         # None is a sample that no row can hold: it is gone, and still counts towards the limit.
@@ -84,29 +77,20 @@ class SequentialPackingBatcher(PackingBatcher):
     @property
     def needs_sizes(self) -> bool:
         """Tell whether rows have a limit in tokens, or a subclass may look at sizes."""
-        return self._samples_of_row() is None
+        return self.max_samples_per_batch is None or self.is_of_user()
 
-    def batches(self, draws: int) -> int | None:
-        """Return how many batches `draws` samples make, where rows are finished by count."""
-        count = self._samples_of_row()
-        return None if count is None else -(-draws // (count * self.rows))
-
-    def draws_before(self, offset: int) -> int | None:
-        """Return how many samples precede batch `offset`, where rows are finished by count."""
-        count = self._samples_of_row()
-        return None if count is None else offset * count * self.rows
-
-    def _samples_of_row(self) -> int | None:
-        """Return how many samples each row has; None = their sizes decide it, or a subclass."""
-        if self.max_samples_per_batch is None or not self.keeps(SequentialPackingBatcher):
-            return None
-        return self.max_samples_per_batch if self.lookahead_limit else 1
-
-    def size_rule(self) -> Any:
-        """Return what `size_of` gives: a length, or nothing where rows are finished by count."""
-        if not self.keeps(SequentialPackingBatcher, "size_of"):
-            return super().size_rule()
-        return None if self.max_sequence_length is None else {"length_of": self.length_key}
+    def facts(self) -> BatcherFacts:
+        """Return what is left out and how full a row may be; how many are in it, if that is set."""
+        budget, count = self.max_sequence_length, self.max_samples_per_batch
+        of_row = count if self.lookahead_limit or count is None else 1
+        return replace(
+            super().facts(),
+            sizes_kept=(0, inf) if budget is None else (1, budget - 1),
+            may_split=False,
+            may_refuse=False,
+            samples_of_batch=None if of_row is None else of_row * self.rows,
+            row_limit=None if budget is None else budget - 1,
+        )
 
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Take one sample; return the batches that the rows that it finished have completed."""
@@ -120,38 +104,13 @@ class SequentialPackingBatcher(PackingBatcher):
             self._offer(deque([None]))
         return cut_batches(self._finished, self.rows, self.rows)
 
-    def sizes_kept(self) -> tuple[int, float]:
-        """Return that empty and overlong ones are left out; none where rows have a count."""
-        budget = self.max_sequence_length
-        return (0, inf) if budget is None else (1, budget - 1)
-
     @property
     def pending(self) -> Sequence[SampleRef]:
         """Return the row, the samples set aside, and the finished rows of an incomplete batch."""
-        if not self.keeps(SequentialPackingBatcher):  # a subclass may hold more
+        if self.is_of_user():  # a subclass may hold more
             return super().pending
         finished = (ref for row in self._finished for ref in row)
         return [*self._row, *(ref for ref in self._skipped if ref is not None), *finished]
-
-    @property
-    def may_split(self) -> bool:
-        """Tell whether samples may be split: never, as far as this class decides."""
-        return self.is_of_user()
-
-    @property
-    def may_refuse(self) -> bool:
-        """Tell whether `add` may raise: never, as far as this class decides."""
-        return not self.keeps(SequentialPackingBatcher)
-
-    def spare(self, row: Row) -> int:
-        """Return how many tokens of a row are free; 0 where rows are finished by count."""
-        if self.max_sequence_length is None:
-            return 0
-        return self.max_sequence_length - 1 - sum(ref.size for ref in row)
-
-    def joins(self, row: Row, ref: SampleRef) -> bool:
-        """Tell whether a row has room for a sample; never where rows are finished by count."""
-        return ref.size <= self.spare(row) and not holds_item(row, ref)
 
     def flush(self) -> list[Rows]:
         """Return rows of what is left, in order; the last batch may have fewer."""

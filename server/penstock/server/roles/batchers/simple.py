@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from math import inf
+from typing import Annotated, ClassVar
 
-from penstock.common.checks import check_flag, check_whole
+import numpy as np
+
 from penstock.server.core.refs import Rows, SampleRef
-from penstock.server.roles.batcher import SampleBatcher
+from penstock.server.roles.batcher import BatcherFacts, SampleBatcher
+from penstock.server.roles.batchers.packer import Integers, PacksWindows, Pieces, WindowRows
+from penstock.server.roles.parameters import AtLeast, TrueOrFalse, declared
 from penstock.server.roles.samples import Sample
 
 
-class SimpleBatcher(SampleBatcher):
+@declared
+class SimpleBatcher(SampleBatcher, PacksWindows):
     """Forms batches of `batch_size` samples in the order of the draws.
 
     Sizes are not looked at, and if every draw gives one sample, any offset of a lane is found by
@@ -30,9 +35,10 @@ class SimpleBatcher(SampleBatcher):
     version: ClassVar[int | str | None] = 1
     needs_sizes: ClassVar[bool] = False
 
-    def __init__(self, batch_size: int, drop_last: bool = False) -> None:
-        self.batch_size = check_whole("batch_size", batch_size, 1, "the samples of a batch")
-        self.drop_last = check_flag("drop_last", drop_last)
+    batch_size: Annotated[int, AtLeast(1, "the samples of a batch")]
+    drop_last: Annotated[bool, TrueOrFalse()] = False
+
+    def __post_init__(self) -> None:
         self._held: list[SampleRef] = []
         self._tail = 0
 
@@ -44,19 +50,19 @@ class SimpleBatcher(SampleBatcher):
     @property
     def pending(self) -> Sequence[SampleRef]:
         """Return the samples of the batch that is not full."""
-        if not self.keeps(SimpleBatcher):  # a subclass may hold more
+        if self.is_of_user():  # a subclass may hold more
             return super().pending
         return self._held
 
-    @property
-    def may_split(self) -> bool:
-        """Tell whether samples may be split: never, as far as this class decides."""
-        return self.is_of_user()
-
-    @property
-    def may_refuse(self) -> bool:
-        """Tell whether `add` may raise: never, as far as this class decides."""
-        return not self.keeps(SimpleBatcher)
+    def facts(self) -> BatcherFacts:
+        """Return how many samples a batch has; each is taken, whole."""
+        return BatcherFacts(
+            sizes_kept=(0, inf),
+            may_split=False,
+            may_refuse=False,
+            samples_of_batch=self.batch_size,
+            drops_tail=self.drop_last,
+        )
 
     def flush(self) -> list[Rows]:
         """Return the shorter last batch, or drop it."""
@@ -69,13 +75,17 @@ class SimpleBatcher(SampleBatcher):
         """Return `tail`: samples left out at the end of the lane."""
         return {"tail": self._tail}
 
-    def batches(self, draws: int) -> int:
-        """Return how many batches `draws` samples make, the shorter last one included."""
-        return draws // self.batch_size if self.drop_last else -(-draws // self.batch_size)
+    def pack_window(self, sizes: Integers) -> WindowRows:
+        """Return rows of one sample each."""
+        kept = len(sizes) - len(sizes) % self.batch_size if self.drop_last else len(sizes)
+        self._tail += len(sizes) - kept
+        whole = np.full(kept, -1, np.int64)
+        pieces = Pieces(np.arange(kept), whole, whole, sizes[:kept])
+        return WindowRows(pieces, np.arange(kept + 1), self.batch_size, in_order=True)
 
-    def draws_before(self, offset: int) -> int:
-        """Return how many samples precede batch `offset`."""
-        return offset * self.batch_size
+    def count_batches(self, sizes: Integers) -> int:
+        """Return what arithmetic says."""
+        return -(-len(self.pack_window(sizes).pieces.slots) // self.batch_size)
 
     def _batch(self) -> Rows:
         batch = [[ref] for ref in self._held]

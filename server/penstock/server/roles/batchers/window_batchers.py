@@ -4,21 +4,37 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY, replace
+from typing import Annotated, Any, ClassVar
 
-from penstock.common.checks import check_flag, check_whole
+import numpy as np
+
 from penstock.server import packing
 from penstock.server.core.refs import Row, SampleRef
 from penstock.server.packing.lengths import Histogram, Lengths
 from penstock.server.packing.packs import Packs
-from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
+from penstock.server.roles.batcher import BatcherFacts
+from penstock.server.roles.batchers.packer import (
+    OVERLONG,
+    Integers,
+    PacksWindows,
+    Pieces,
+    RowPackingBatcher,
+    WindowRows,
+    sample_key,
+)
+from penstock.server.roles.parameters import AtLeast, OneOf, TrueOrFalse, declared
 from penstock.wire.errors import InvalidJob
 
 FIRST_WINDOW, YOUNG_ROWS = 8, 4
 """A lane's first window ends after so many samples if they hold the tokens of so many rows, and
 each window is twice as large as the one before it: so the first rows come after a few samples."""
 
+MOST_COUNTED = 1 << 22
+"""Sizes below this one are counted, in 32 MiB for a moment; of larger ones hardly two are alike."""
 
+
+@declared
 class WindowsBatcher(RowPackingBatcher):
     """Collects a window of samples, packs all of it, and gives out its rows while the next fills.
 
@@ -34,37 +50,30 @@ class WindowsBatcher(RowPackingBatcher):
     window.
     """
 
-    def __init__(
-        self,
-        max_tokens: int,
-        window: int,
-        rows: int,
-        overlong: str,
-        length_key: str,
-        *,
-        dropped: Sequence[str] = (),
-    ) -> None:
-        super().__init__(max_tokens, rows, overlong, length_key, dropped=dropped)
-        self._most = window
-        self._size = min(FIRST_WINDOW, window)  # of the window that is collected
+    window: Annotated[int, AtLeast(1, "the samples that are packed at once")] = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._size = min(FIRST_WINDOW, self._most)  # of the window that is collected
         self._collected: list[SampleRef] = []
         self._keys: dict[tuple[str, int, int], None] = {}  # of these: a set is not plain
         self._tokens = 0  # of these
         self._packed: list[Row] = []  # rows of the window before, the next one first
         self._rows_of_window = 0  # how many they were
 
-    def chooses_from(self) -> int | None:
-        """Return the size of a window."""
-        return self._most
+    @property
+    def _most(self) -> int:
+        """Return how many samples are packed at once."""
+        return self.window
 
-    def most_held(self) -> int | None:
-        """Return the samples of a window and of the rows of the one before."""
-        return 2 * self._most
+    def facts(self) -> BatcherFacts:
+        """Return the size of a window, which is held beside the rows of the one before."""
+        return replace(super().facts(), pool=self._most, most_held=2 * self._most)
 
     def state(self) -> Any:
         """Return what is held; what follows from it is left out."""
         state = super().state()
-        del state["_keys"], state["_tokens"], state["_most"]
+        del state["_keys"], state["_tokens"]
         return state
 
     def restore(self, state: Any) -> None:
@@ -116,7 +125,71 @@ class WindowsBatcher(RowPackingBatcher):
         self._release(self._rows_of_window)
 
 
-class KnapsackPackingBatcher(WindowsBatcher):
+class ArrayWindowsBatcher(WindowsBatcher, PacksWindows):
+    """Packs windows by array code: those of a lane, and those of a planned job."""
+
+    @abstractmethod
+    def pack(self, sizes: Lengths) -> Packs:
+        """Return packs of indices: each index once, or not at all where it is counted."""
+
+    @abstractmethod
+    def count(self, histogram: Histogram) -> int:
+        """Return how many packs `pack` makes of a window with so many samples of each size."""
+
+    def pack_window(self, sizes: Integers) -> WindowRows:
+        """Return the packs of a window, then what fills a row alone."""
+        pieces = self.pieces(sizes)
+        shares = pieces.sizes <= self._most_shared
+        placed, singles = np.flatnonzero(shares), np.flatnonzero(~shares)
+        packs = self.pack(pieces.sizes[placed])
+        order = np.concatenate([placed[packs.indices], singles])
+        bounds = np.concatenate([packs.bounds, packs.bounds[-1] + 1 + np.arange(len(singles))])
+        return WindowRows(Pieces(*(values[order] for values in pieces)), bounds, self.rows)
+
+    def count_batches(self, sizes: Integers) -> int | None:
+        """Return what the number of packs makes; None where sizes are too large to count them."""
+        pieces = self.pieces(sizes)
+        shares = pieces.sizes <= self._most_shared
+        placed = pieces.sizes[shares]
+        if placed.max(initial=0) >= MOST_COUNTED:
+            return None
+        rows = self.count(np.bincount(placed)) + int(np.count_nonzero(~shares))
+        return -(-rows // self.rows)
+
+    def pieces(self, sizes: Integers) -> Pieces:
+        """Return what of many samples is packed, each as `add` takes it; the others are counted.
+
+        Args:
+            sizes: int64 (n,): the size of each.
+
+        Raises:
+            BadItem: One is longer than a row and `overlong` is `error`; `item` is its number.
+        """
+        self._dropped["empty"] += int(np.count_nonzero(sizes == 0))
+        slots = np.flatnonzero((sizes > 0) & (sizes <= self.max_tokens))
+        starts = stops = np.full(len(slots), -1, np.int64)
+        long = np.flatnonzero(sizes > self.max_tokens)
+        if len(long):
+            every = zip((slots, starts, stops), self._cut(long, sizes[long]), strict=True)
+            slots, starts, stops = map(np.concatenate, every)
+        return Pieces(slots, starts, stops, np.where(starts < 0, sizes[slots], stops - starts))
+
+
+class PartOfARow:
+    """A part of a row, above 0 and at most 1."""
+
+    def check(self, name: str, value: Any, *, key: str, optional: bool) -> None:
+        """Refuse what is none."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            raise InvalidJob(
+                f"{name} is {value!r}: give the part of a row that is filled, above 0 and at "
+                "most 1",
+                key=key,
+            )
+
+
+@declared
+class KnapsackPackingBatcher(ArrayWindowsBatcher):
     """Packs windows by the greedy knapsack of neat packing: longest first, into the emptiest row.
 
     NeMo Automodel's `greedy_knapsack`, fed by windows of the lane, since a stream has no end: rows
@@ -157,42 +230,37 @@ class KnapsackPackingBatcher(WindowsBatcher):
     type_name: ClassVar[str] = "knapsack"
     version: ClassVar[int | str | None] = 1
 
-    def __init__(
-        self,
-        max_tokens: int,
-        window: int = 256,
-        packing_ratio: float = 1.0,
-        drop_long_samples: bool = False,
-        max_packs: int | None = None,
-        rows: int = 1,
-        overlong: str | None = None,
-        length_key: str = "input_ids",
-    ) -> None:
-        if check_flag("drop_long_samples", drop_long_samples) and overlong not in (None, "drop"):
+    dropped_for: ClassVar[Sequence[str]] = (*RowPackingBatcher.dropped_for, "max_packs")
+
+    packing_ratio: Annotated[float, PartOfARow()] = 1.0
+    drop_long_samples: Annotated[bool, TrueOrFalse()] = False
+    max_packs: Annotated[int | None, AtLeast(1, "the rows of a window")] = None
+    _: KW_ONLY
+    overlong: Annotated[str | None, OneOf(OVERLONG)] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.drop_long_samples and self.overlong not in (None, "drop"):
             raise InvalidJob(
-                f"overlong is {overlong!r} and drop_long_samples is true: leave one of them out",
+                f"overlong is {self.overlong!r} and drop_long_samples is true: leave one of them "
+                "out",
                 key="overlong",
             )
-        policy = "drop" if drop_long_samples else "split" if overlong is None else overlong
-        check_whole("window", window, 1, "the samples that are packed at once")
-        super().__init__(max_tokens, window, rows, policy, length_key, dropped=("max_packs",))
-        if max_packs is not None:
-            check_whole("max_packs", max_packs, 1, "the rows of a window", optional=True)
-        self.window, self.max_packs = window, max_packs
-        self.drop_long_samples = drop_long_samples
-        self.packing_ratio = _ratio(packing_ratio)
-        self._capacity = int(max_tokens * self.packing_ratio)
+        self.overlong = self.overlong or ("drop" if self.drop_long_samples else "split")
+        self.packing_ratio = float(self.packing_ratio)
+        super().__post_init__()
+        self._capacity = int(self.max_tokens * self.packing_ratio)
         if self._capacity < 1:
             raise InvalidJob(
-                f"packing_ratio is {packing_ratio}, so rows of {max_tokens} tokens would not hold "
-                "one of them: raise it",
+                f"packing_ratio is {self.packing_ratio}, so rows of {self.max_tokens} tokens "
+                "would not hold one of them: raise it",
                 key="packing_ratio",
             )
         self._most_shared = min(self._capacity, self._most_shared)
 
-    def sizes_kept(self) -> tuple[int, float] | None:
-        """Return what others do; None where `max_packs` leaves out samples of any size."""
-        return super().sizes_kept() if self.max_packs is None else None
+    def facts(self) -> BatcherFacts:
+        """Return what others do, but that `max_packs` leaves out samples of any size."""
+        found = super().facts()
+        return found if self.max_packs is None else replace(found, sizes_kept=None)
 
     def count(self, histogram: Histogram) -> int:
         """Return how many packs `pack` makes of a window with so many samples of each size."""
@@ -209,17 +277,8 @@ class KnapsackPackingBatcher(WindowsBatcher):
         return Packs(packs.indices[: bounds[-1]], bounds)
 
 
-def _ratio(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise InvalidJob(
-            f"packing_ratio is {value!r}: give the part of a row that is filled, above 0 and at "
-            "most 1",
-            key="packing_ratio",
-        )
-    return float(value)
-
-
-class BestFitDecreasingPackingBatcher(WindowsBatcher):
+@declared
+class BestFitDecreasingPackingBatcher(ArrayWindowsBatcher):
     """Packs windows of samples, longest first, each into the fullest row with room (`<=`).
 
     The packing of "Fewer Truncations Improve Language Modeling" (Ding et al., 2024), fed by windows
@@ -249,18 +308,6 @@ class BestFitDecreasingPackingBatcher(WindowsBatcher):
     type_name: ClassVar[str] = "best_fit_decreasing"
     version: ClassVar[int | str | None] = 1
 
-    def __init__(
-        self,
-        max_tokens: int,
-        window: int = 256,
-        rows: int = 1,
-        overlong: str = "split",
-        length_key: str = "input_ids",
-    ) -> None:
-        check_whole("window", window, 1, "the samples that are packed at once")
-        super().__init__(max_tokens, window, rows, overlong, length_key)
-        self.window = window
-
     def count(self, histogram: Histogram) -> int:
         """Return how many packs `pack` makes of a window with so many samples of each size."""
         return packing.count_best_fit_decreasing(histogram, self.max_tokens)
@@ -270,6 +317,7 @@ class BestFitDecreasingPackingBatcher(WindowsBatcher):
         return packing.best_fit_decreasing(sizes, self.max_tokens)
 
 
+@declared
 class WindowPackingBatcher(WindowsBatcher):
     """Fills each row by one scan over a window of pending samples: LMMS-Engine's `window_10`.
 
@@ -306,25 +354,19 @@ class WindowPackingBatcher(WindowsBatcher):
     version: ClassVar[int | str | None] = 1
     numbered_by: ClassVar[str] = "window"
 
-    def __init__(
-        self,
-        max_tokens: int,
-        window: int = 10,
-        sort: bool = False,
-        sort_over: int = 256,
-        rows: int = 1,
-        overlong: str = "split",
-        length_key: str = "input_ids",
-    ) -> None:
-        check_whole("window", window, 1, "the samples that a scan looks at")
-        check_whole("sort_over", sort_over, 1, "the samples that are sorted at a time")
-        most = sort_over if check_flag("sort", sort) else window
-        super().__init__(max_tokens, most, rows, overlong, length_key)
-        self.window, self.sort, self.sort_over = window, sort, sort_over
+    window: Annotated[int, AtLeast(1, "the samples that a scan looks at")] = 10
+    sort: Annotated[bool, TrueOrFalse()] = False
+    sort_over: Annotated[int, AtLeast(1, "the samples that are sorted at a time")] = 256
 
-    def most_held(self) -> int | None:
-        """Return the samples of a window, sorted of two."""
-        return super().most_held() if self.sort else self.window
+    @property
+    def _most(self) -> int:
+        """Return how many samples are packed at once."""
+        return self.sort_over if self.sort else self.window
+
+    def facts(self) -> BatcherFacts:
+        """Return what others do; a window that is not sorted rolls, and is held alone."""
+        found = super().facts()
+        return found if self.sort else replace(found, most_held=self.window)
 
     def pack(self, sizes: Lengths) -> Sequence[Sequence[int]]:
         """Return the packs of a window."""

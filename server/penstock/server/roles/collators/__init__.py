@@ -4,6 +4,7 @@
 * `padded.py`: pads samples to one length.
 * `lists.py`: keeps each sample's values apart, in lists.
 * `packed_collator.py`: lays documents one after another and says where the seams are.
+* `vlm.py`: samples with pictures: their tokens by one of these, their pictures joined.
 * `segments.py`: where each document of packed rows begins.
 * `layouts.py`: the names and forms of packed values.
 * `function_collator.py`: a user's function, as torch's `collate_fn`.
@@ -16,10 +17,11 @@ from penstock.server.roles.collators.function_collator import FunctionCollator
 from penstock.server.roles.collators.lists import ListsCollator
 from penstock.server.roles.collators.packed_collator import PackedCollator
 from penstock.server.roles.collators.padded import PaddedCollator
+from penstock.server.roles.collators.vlm import VlmCollator
 
 BUILTIN_COLLATORS: dict[str, type[BatchCollator]] = {
     cls.type_name: cls
-    for cls in (DefaultBatchCollator, PaddedCollator, PackedCollator, ListsCollator)
+    for cls in (DefaultBatchCollator, PaddedCollator, PackedCollator, ListsCollator, VlmCollator)
 }
 """What `type:` of a collator may name; `function:` in its place makes a `FunctionCollator`."""
 
@@ -30,4 +32,5 @@ __all__ = [
     "ListsCollator",
     "PackedCollator",
     "PaddedCollator",
+    "VlmCollator",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,8 +14,6 @@ from penstock.server.roles.role import Role
 from penstock.server.roles.samples import Sample
 from penstock.server.roles.user_function import FunctionRole
 from penstock.wire.packed_rows import IGNORE_INDEX
-
-CollateFunction = Callable[..., Mapping[str, Any]]
 
 
 class FunctionCollator(FunctionRole, BatchCollator):
@@ -39,20 +37,11 @@ class FunctionCollator(FunctionRole, BatchCollator):
     an `attention_mask` of their shape those under it, and the others as `padding_tokens`; with
     integer `labels` beside them `loss_tokens`, those other than -100. What the function counts
     itself under these names stays.
-
-    Args:
-        function: A callable, `package.module:name` or `/path/to/file.py:name`.
-
-    Raises:
-        InvalidJob: `function` is neither text nor callable.
     """
 
     kind: ClassVar[str] = "collator"
     base: ClassVar[type[Role]] = BatchCollator
     example: ClassVar[str] = "./data.py:collate"
-
-    def __init__(self, function: str | CollateFunction) -> None:
-        super().__init__(function)
 
     def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
         """Return what the function returns for the samples of all rows.

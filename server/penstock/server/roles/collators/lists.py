@@ -89,7 +89,7 @@ class ListsCollator(BatchCollator):
         for name in dict.fromkeys([*names, *self.placeholders] if samples else ()):
             found = list(self._found(name, samples))
             if name in self.once:
-                values[name] = _kept(found[0]) if found else None
+                values[name] = kept(found[0]) if found else None
             elif found:
                 values[name] = list(self._listed(name, found, context))
         context.count("samples", len(samples))
@@ -114,18 +114,18 @@ class ListsCollator(BatchCollator):
                         f"{name!r} of a sample is {type(value).__name__}, and flat joins lists: "
                         "give a list in the processor, or leave the key out of flat",
                     )
-                yield from map(_kept, value)
+                yield from map(kept, value)
             elif name in self.nested:
                 yield (
-                    [_kept(each) for each in value]
+                    [kept(each) for each in value]
                     if isinstance(value, list | tuple)
-                    else [_kept(value)]
+                    else [kept(value)]
                 )
             else:
-                yield _with_axis(value) if self.batch_axis else _kept(value)
+                yield _with_axis(value) if self.batch_axis else kept(value)
 
 
-def _kept(value: Any) -> Any:
+def kept(value: Any) -> Any:
     """Return a value as a batch holds it: arrays as views that nobody writes to.
 
     The sample may be read again by another batch, and a copy of pictures would cost as much as
@@ -140,9 +140,9 @@ def _kept(value: Any) -> Any:
         view = array.view()
         view.flags.writeable = False
         return view
-    return [_kept(each) for each in value] if isinstance(value, list | tuple) else value
+    return [kept(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _with_axis(value: Any) -> Any:
     array = as_array(value)
-    return _kept(value if array is None else array[None])
+    return kept(value if array is None else array[None])

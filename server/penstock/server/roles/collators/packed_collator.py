@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from penstock.common.checks import check_choice, check_whole
 from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.collators.copying import HIDDEN, DocumentRows, copy_rows, rows_of
 from penstock.server.roles.collators.layouts import LAYOUTS, Laid
@@ -25,11 +24,13 @@ from penstock.server.roles.collators.segments import documents_of, lay_out
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.filling import BatchSizes, Filling, RowWidth, largest, sums
 from penstock.server.roles.number_columns import ColumnCollator, ColumnRows
+from penstock.server.roles.parameters import AtLeast, OneOf, declared
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import InvalidJob
 from penstock.wire.packed_rows import IGNORE_INDEX, PackedRows, made
 
 
+@declared
 class PackedCollator(BatchCollator, ColumnCollator):
     """Lay the documents of every row one after another and say where the seams are.
 
@@ -91,48 +92,33 @@ class PackedCollator(BatchCollator, ColumnCollator):
     version: ClassVar[int | str | None] = 2
     uses_global_rng: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        pad_to: int | None = None,
-        document_multiple: int | None = None,
-        max_documents: int | None = None,
-        labels: str | None = None,
-        pad_value: int | None = None,
-        ids_dtype: str = "int64",
-        layout: str = "flash",
-    ) -> None:
-        for name, value, least in (
-            ("pad_to", pad_to, 1),
-            ("document_multiple", document_multiple, 1),
-            ("max_documents", max_documents, 1),
-            ("pad_value", pad_value, 0),
-        ):
-            if value is not None:
-                check_whole(name, value, least, optional=True)
-        if pad_to is not None and pad_to % (document_multiple or 1):
+    pad_to: Annotated[int | None, AtLeast(1)] = None
+    document_multiple: Annotated[int | None, AtLeast(1)] = None
+    max_documents: Annotated[int | None, AtLeast(1)] = None
+    labels: Annotated[str | None, OneOf(("unshifted", "shifted"))] = None
+    pad_value: Annotated[int | None, AtLeast(0)] = None
+    ids_dtype: Annotated[str, OneOf(("int64", "int32"))] = "int64"
+    layout: Annotated[str, OneOf(tuple(LAYOUTS))] = "flash"
+
+    def __post_init__(self) -> None:
+        multiple = self.document_multiple or 1
+        if self.pad_to is not None and self.pad_to % multiple:
             raise InvalidJob(
-                f"pad_to is {pad_to}, which is not a multiple of document_multiple "
-                f"{document_multiple}; make it one",
+                f"pad_to is {self.pad_to}, which is not a multiple of document_multiple "
+                f"{multiple}; make it one",
                 key="pad_to",
             )
-        self.pad_to = pad_to
-        self.document_multiple = document_multiple
-        self._width = RowWidth(pad_to, document_multiple or 1)
-        self.pad_value = pad_value
-        self.ids_dtype = check_choice("ids_dtype", ids_dtype, ("int64", "int32"))
-        self.layout = check_choice("layout", layout, tuple(LAYOUTS))
-        self._layout = LAYOUTS[layout](pad_to, max_documents, ids_dtype)
-        if labels is not None:
-            check_choice("labels", labels, ("unshifted", "shifted"))
-        if document_multiple is not None and not self._layout.learns:
+        self._width = RowWidth(self.pad_to, multiple)
+        self._layout = LAYOUTS[self.layout](self.pad_to, self.max_documents, self.ids_dtype)
+        if self.document_multiple is not None and not self._layout.learns:
             raise InvalidJob(
-                f"document_multiple pads documents, and layout: {layout} does not say by how much: "
-                "leave it out, or use layout: flash",
+                f"document_multiple pads documents, and layout: {self.layout} does not say by how "
+                "much: leave it out, or use layout: flash",
                 key="document_multiple",
             )
-        self.shifts = self._layout.shifts if labels is None else labels == "shifted"
+        self.shifts = self._layout.shifts if self.labels is None else self.labels == "shifted"
         # Without it the width is that of the longest row: of a batch of no row, nothing.
-        self.pads_empty = pad_to is not None
+        self.pads_empty = self.pad_to is not None
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes: `labels` only where the layout has others."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from penstock.common.checks import check_choice, check_flag, check_whole
 from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.collators.default import stack_samples
 from penstock.server.roles.collators.sample_arrays import (
@@ -27,6 +26,7 @@ from penstock.server.roles.collators.sample_arrays import (
 )
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.filling import BatchSizes, Filling, NumbersT, RowWidth, largest, sums
+from penstock.server.roles.parameters import AtLeast, OfType, OneOf, TrueOrFalse, declared
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadBatch, InvalidJob
 from penstock.wire.packed_rows import IGNORE_INDEX
@@ -40,6 +40,7 @@ _ALIGNED = (
 )
 
 
+@declared
 class PaddedCollator(BatchCollator):
     """Pad samples on the right to one length T, the longest of the batch or a fixed one.
 
@@ -85,46 +86,28 @@ class PaddedCollator(BatchCollator):
     version: ClassVar[int | str | None] = 2
     uses_global_rng: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        pad_to: int | None = None,
-        pad_to_multiple_of: int | None = None,
-        pad_value: int | None = None,
-        label_pad: int = IGNORE_INDEX,
-        sequences: Sequence[str] = (),
-        make_labels: bool = True,
-        labels: str = "unshifted",
-        truncate: bool = False,
-        mask_dtype: str = "int64",
-    ) -> None:
-        for name, value in (("pad_to", pad_to), ("pad_to_multiple_of", pad_to_multiple_of)):
-            if value is not None:
-                check_whole(name, value, 1, optional=True)
-        if pad_value is not None:
-            check_whole("pad_value", pad_value, 0, optional=True)
-        check_whole("label_pad", label_pad, IGNORE_INDEX, optional=True)
-        if pad_to is not None and pad_to_multiple_of is not None and pad_to % pad_to_multiple_of:
+    pad_to: Annotated[int | None, AtLeast(1)] = None
+    pad_to_multiple_of: Annotated[int | None, AtLeast(1)] = None
+    pad_value: Annotated[int | None, AtLeast(0)] = None
+    label_pad: Annotated[int, AtLeast(IGNORE_INDEX)] = IGNORE_INDEX
+    sequences: Annotated[Sequence[str], OfType((list, tuple), "a list of keys")] = ()
+    make_labels: Annotated[bool, TrueOrFalse()] = True
+    labels: Annotated[str, OneOf(("unshifted", "shifted"))] = "unshifted"
+    truncate: Annotated[bool, TrueOrFalse()] = False
+    mask_dtype: Annotated[str, OneOf(("int64", "bool"))] = "int64"
+
+    def __post_init__(self) -> None:
+        multiple = self.pad_to_multiple_of or 1
+        if self.pad_to is not None and self.pad_to % multiple:
             raise InvalidJob(
-                f"pad_to is {pad_to}, which is not a multiple of pad_to_multiple_of "
-                f"{pad_to_multiple_of}; give one of the two",
+                f"pad_to is {self.pad_to}, which is not a multiple of pad_to_multiple_of "
+                f"{multiple}; give one of the two",
                 key="pad_to",
             )
-        if not isinstance(sequences, list | tuple):
-            raise InvalidJob(
-                f"sequences is {sequences!r}; give a list of keys: [{sequences}]", key="sequences"
-            )
-        self.pad_to = pad_to
-        self.pad_to_multiple_of = pad_to_multiple_of
-        self._width = RowWidth(pad_to, pad_to_multiple_of or 1)
-        self.pad_value = pad_value
-        self.label_pad = label_pad
-        self.sequences = tuple(sequences)
-        self.make_labels = make_labels
-        self.shifts = check_choice("labels", labels, ("unshifted", "shifted")) == "shifted"
-        if check_flag("truncate", truncate) and pad_to is None:
+        if self.truncate and self.pad_to is None:
             raise InvalidJob("truncate cuts samples to pad_to, which is not given", key="truncate")
-        self.truncate = truncate
-        self.mask_dtype = np.dtype(check_choice("mask_dtype", mask_dtype, ("int64", "bool")))
+        self.shifts = self.labels == "shifted"
+        self._width = RowWidth(self.pad_to, multiple)
 
     def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
         """Return the padded values; the samples of all rows, one below the other.
@@ -191,7 +174,7 @@ class PaddedCollator(BatchCollator):
     def specs(self) -> list[KeySpec]:
         """Return the keys that every batch has."""
         shape = (-1, self.pad_to or -1)
-        mask = KeySpec("attention_mask", dtype=self.mask_dtype.name, shape=shape, least=0, most=1)
+        mask = KeySpec("attention_mask", dtype=self.mask_dtype, shape=shape, least=0, most=1)
         names = ("input_ids", "labels") if self.make_labels else ("input_ids",)
         ids, *labels = (KeySpec(name, dtype="int64", shape=shape) for name in names)
         return [ids, mask, *labels]
@@ -273,7 +256,7 @@ class PaddedCollator(BatchCollator):
                     f"{part.dtype} of shape {part.shape} in sample {number}; only the first axis "
                     "may differ",
                 )
-        dtype = self.mask_dtype if name == "attention_mask" else first.dtype
+        dtype = np.dtype(self.mask_dtype) if name == "attention_mask" else first.dtype
         return _pad(parts, (len(parts), width, *first.shape[1:]), 0, dtype)
 
 

@@ -20,10 +20,8 @@ from penstock.server.roles.distributors.rank_partitioned import RankPartitionedD
 from penstock.server.roles.distributors.shuffle import SHUFFLES
 
 BUILTIN_DISTRIBUTORS: dict[str, type[DataDistributor]] = {
-    "iterable": IterableDistributor,
-    "map": MapDistributor,
-    "mixture": MixtureDistributor,
-    "rank_partitioned": RankPartitionedDistributor,
+    cls.type_name: cls
+    for cls in (IterableDistributor, MapDistributor, MixtureDistributor, RankPartitionedDistributor)
 }
 """The built-in names that `type:` in a job file knows."""
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from penstock.common.checks import check_flag
 from penstock.common.nearest import hint
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.shares import MAX_RATIO, sample_ratio
@@ -45,7 +44,7 @@ class Choice:
     ) -> None:
         self._where = None if where is None else Condition(where)
         self._asked = _ratios(sample_ratio)
-        self._resample = check_flag("resample", resample)
+        self._resample = resample
         self._names: list[str] = []
         self._ratios: list[Fraction] = []
         self._selection: Selection | None = None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from penstock.server.core.counter_random import RANDOM_VERSION, CounterRandom
 from penstock.server.core.permutation import ORDER_VERSION, Permutation
 from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.distributors.waiting_rows import RowDraws, ShardPiece
 from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.parameters import TrueOrFalse, declared
 from penstock.server.roles.source import Source, StreamSource, streaming
 from penstock.wire.errors import InvalidJob
 from penstock.wire.item_numbers import MAX_SHARDS
@@ -19,6 +20,7 @@ MAX_BUFFER = 1 << 20
 """Rows that wait in the shuffle buffer of one lane. Each is in memory, raw."""
 
 
+@declared
 class IterableDistributor(DataDistributor):
     """Draws from a stream: its shards are dealt to the lanes, each read by one lane in an epoch.
 
@@ -54,20 +56,17 @@ class IterableDistributor(DataDistributor):
     version: ClassVar[int | str | None] = 1
     ends_by_epochs: ClassVar[bool] = True
 
-    def __init__(
-        self, shuffle: bool = True, buffer_size: int = 0, source: str | None = None
-    ) -> None:
-        if not isinstance(shuffle, bool):
+    shuffle: Annotated[bool, TrueOrFalse()] = True
+    buffer_size: int = 0
+    source: str | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.buffer_size) is not int or not 0 <= self.buffer_size <= MAX_BUFFER:
             raise InvalidJob(
-                f"shuffle is {shuffle!r}: give true or false", key="distributor.shuffle"
-            )
-        if type(buffer_size) is not int or not 0 <= buffer_size <= MAX_BUFFER:
-            raise InvalidJob(
-                f"buffer_size is {buffer_size!r}: give a whole number from 0 to {MAX_BUFFER:,}; a "
-                "buffer holds raw rows in memory, for every lane of a worker",
+                f"buffer_size is {self.buffer_size!r}: give a whole number from 0 to "
+                f"{MAX_BUFFER:,}; a buffer holds raw rows in memory, for every lane of a worker",
                 key="distributor.buffer_size",
             )
-        self.shuffle, self.buffer_size, self.source = shuffle, buffer_size, source
 
     def bind(
         self, sources: Mapping[str, Source], seed: int, epochs: int | None, lanes: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -12,11 +12,13 @@ from penstock.server.core.permutation import ORDER_VERSION
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.distributors.draw_choice import Choice
-from penstock.server.roles.distributors.shuffle import Shuffle
+from penstock.server.roles.distributors.shuffle import SHUFFLES, Shuffle
+from penstock.server.roles.parameters import AtLeast, OneOf, TrueOrFalse, declared
 from penstock.server.roles.reading import Reading
 from penstock.server.roles.source import Source, indexed
 
 
+@declared
 class MapDistributor(DataDistributor):
     """Draws from sources by index: draw k of lane l is global draw `g = k * lanes + l`.
 
@@ -61,19 +63,17 @@ class MapDistributor(DataDistributor):
     type_name: ClassVar[str] = "map"
     version: ClassVar[int | str | None] = 2
 
-    def __init__(
-        self,
-        shuffle: str | None = None,
-        window_blocks: int | None = None,
-        reading_groups: int | None = None,
-        source: str | None = None,
-        where: dict[str, Any] | None = None,
-        sample_ratio: float | dict[str, float] | None = None,
-        resample: bool = False,
-    ) -> None:
-        self.shuffle = Shuffle(shuffle, window_blocks, reading_groups)
-        self.choice = Choice(where, sample_ratio, resample)
-        self.source = source
+    shuffle: Annotated[str | None, OneOf(SHUFFLES)] = None
+    window_blocks: Annotated[int | None, AtLeast(1)] = None
+    reading_groups: Annotated[int | None, AtLeast(1)] = None
+    source: str | None = None
+    where: dict[str, Any] | None = None
+    sample_ratio: float | dict[str, float] | None = None
+    resample: Annotated[bool, TrueOrFalse()] = False
+
+    def __post_init__(self) -> None:
+        self.shuffling = Shuffle(self.shuffle, self.window_blocks, self.reading_groups)
+        self.choice = Choice(self.where, self.sample_ratio, self.resample)
         self._names: list[str] = []
 
     def bind(
@@ -90,11 +90,11 @@ class MapDistributor(DataDistributor):
         parts = indexed(sources, names, self)
         self.drawn = self.choice.of(dict(zip(names, parts, strict=True)), seed)
         self._names, self.items = names, self.drawn.items
-        self.shuffle.settle(self.drawn, lanes, seed, "+".join(names))
+        self.shuffling.settle(self.drawn, lanes, seed, "+".join(names))
 
     def reading(self) -> Reading | None:
         """Return how the sources' blocks are read; None if they have none."""
-        return self.shuffle.reading()
+        return self.shuffling.reading()
 
     def drawn_from(self) -> Sequence[str]:
         """Return the names of the sources."""
@@ -105,7 +105,7 @@ class MapDistributor(DataDistributor):
         epoch, position = divmod(k * lanes + lane, self.items)
         if self.epochs is not None and epoch >= self.epochs:
             return None
-        return self.drawn.ref(self.shuffle.order(epoch)[position], epoch)
+        return self.drawn.ref(self.shuffling.order(epoch)[position], epoch)
 
     @override
     def draw_many(self, lane: int, lanes: int, k: int, count: int) -> list[ItemRef]:
@@ -117,7 +117,7 @@ class MapDistributor(DataDistributor):
         for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
             if self.epochs is not None and epoch >= self.epochs:
                 break
-            indices = self.shuffle.order(epoch).take(positions[epochs == epoch]).tolist()
+            indices = self.shuffling.order(epoch).take(positions[epochs == epoch]).tolist()
             found += self.drawn.refs(indices, epoch)
         return found
 
@@ -140,7 +140,7 @@ class MapDistributor(DataDistributor):
             del parameters["source"]
         if len(self._names) > 1:
             parameters["sources"] = self._names  # their order decides which item has which index
-        return {**parameters, **self.choice.parameters(), **self.shuffle.parameters()}
+        return {**parameters, **self.choice.parameters(), **self.shuffling.parameters()}
 
     def identity(self) -> dict[str, Any]:
         """Return the role's identity with the version of the order's arithmetic in it."""

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from typing_extensions import override
 
-from penstock.common.checks import check_choice
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.shares import Rotation, exact, next_part, whole_weights
 from penstock.server.roles.distributor import Target
 from penstock.server.roles.distributors.mixture_parts import (
-    MixturePart,
     PartsDistributor,
     bind_part,
     check_apart,
     check_ends,
-    check_parts,
     part_identity,
     part_targets,
     read_alike,
@@ -27,17 +24,16 @@ from penstock.server.roles.distributors.mixture_parts import (
     weights_of,
 )
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
+from penstock.server.roles.parameters import OneOf, declared
 from penstock.server.roles.reading import Reading
 from penstock.server.roles.source import Source
 from penstock.wire.errors import InvalidJob, SourceExhausted
-
-WEIGHTS_BY = ("items", "tokens")
-EXHAUSTED = ("repeat", "stop", "error")
 
 MAX_PERIOD = 1 << 16
 """Draws that are gone through to seek, at most: tens of milliseconds."""
 
 
+@declared
 class MixtureDistributor(PartsDistributor):
     """Draws from parts by their weights, in every lane; a part may be a mixture itself.
 
@@ -74,30 +70,21 @@ class MixtureDistributor(PartsDistributor):
     ends_by_epochs: ClassVar[bool] = True
     part_keys: ClassVar[tuple[str, ...]] = ("weight", "distributor", "max_epochs")
 
-    def __init__(
-        self,
-        parts: dict[str, Any] | None = None,
-        weights_by: str = "items",
-        temperature: float = 1.0,
-        exhausted: str = "repeat",
-    ) -> None:
-        check_choice("weights_by", weights_by, WEIGHTS_BY, key="distributor.weights_by")
-        check_choice("exhausted", exhausted, EXHAUSTED, key="distributor.exhausted")
-        degree = exact(temperature)
+    weights_by: Annotated[str, OneOf(("items", "tokens"))] = "items"
+    temperature: float = 1.0
+    exhausted: Annotated[str, OneOf(("repeat", "stop", "error"))] = "repeat"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        degree = exact(self.temperature)
         if degree is None or degree <= 0:
             raise InvalidJob(
-                f"temperature is {temperature!r}: give a number above 0; 1 keeps the weights",
+                f"temperature is {self.temperature!r}: give a number above 0; 1 keeps the weights",
                 key="distributor.temperature",
             )
-        self.parts, self.weights_by, self.exhausted = check_parts(parts), weights_by, exhausted
-        self.temperature = degree
-        self._taking: list[MixturePart] = []
+        self._degree = degree
         self.limits: list[int | None] = []
         self.rotation = Rotation([1])
-
-    @property
-    def _parts(self) -> Sequence[MixturePart]:
-        return self._taking
 
     def bind(
         self, sources: Mapping[str, Source], seed: int, epochs: int | None, lanes: int
@@ -118,7 +105,7 @@ class MixtureDistributor(PartsDistributor):
                 check_ends(part, limit, lanes)
         check_apart(self._taking)
         read_alike(self.inner(), lanes)
-        self.rotation = Rotation(whole_weights(weights_of(self._taking), self.temperature))
+        self.rotation = Rotation(whole_weights(weights_of(self._taking), self._degree))
 
     def _check_end(self, epochs: int | None) -> None:
         """Refuse a job without `epochs` whose lanes would end, and one with them that would fail.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,6 +15,7 @@ from penstock.server.roles.distributor import DataDistributor, Target
 from penstock.server.roles.distributors.default_windows import SMALL_BYTES, default_groups
 from penstock.server.roles.distributors.map import MapDistributor
 from penstock.server.roles.distributors.shuffle import Shuffle
+from penstock.server.roles.parameters import declared
 from penstock.server.roles.source import IndexedSource, Source
 from penstock.wire.errors import InvalidJob
 
@@ -49,12 +49,21 @@ class MixturePart:
     distributor: DataDistributor
 
 
+@declared
 class PartsDistributor(DataDistributor):
     """A distributor that draws by others, each from sources of its own."""
 
     part_keys: ClassVar[tuple[str, ...]] = ("weight", "distributor")
 
-    parts: Mapping[str, Any] | None
+    parts: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.parts is not None and (not isinstance(self.parts, Mapping) or not self.parts):
+            raise InvalidJob(
+                f"parts is {self.parts!r}: give weights by name, such as {{web: 0.7, code: 0.3}}",
+                key=KEY,
+            )
+        self._taking: list[MixturePart] = []  # those with a weight above 0; after `bind`
 
     @classmethod
     def with_roles(cls, parameters: dict[str, Any], make: Build) -> dict[str, Any]:
@@ -72,12 +81,7 @@ class PartsDistributor(DataDistributor):
 
     def inner(self) -> Sequence[DataDistributor]:
         """Return the parts' distributors."""
-        return [part.distributor for part in self._parts]
-
-    @property
-    @abstractmethod
-    def _parts(self) -> Sequence[MixturePart]:
-        """Return the parts that take part; after `bind`."""
+        return [part.distributor for part in self._taking]
 
     def drawn_from(self) -> Sequence[str]:
         """Return the names of the sources of all parts."""
@@ -87,19 +91,6 @@ class PartsDistributor(DataDistributor):
     def needs_sizes(self) -> bool:
         """Tell whether a part's draws depend on sizes."""
         return any(each.needs_sizes for each in self.inner())
-
-
-def check_parts(parts: Any) -> Mapping[str, Any] | None:
-    """Return the parts that were asked for; None = every source is one.
-
-    Raises:
-        InvalidJob: They are not given by name, or there are none.
-    """
-    if parts is not None and (not isinstance(parts, Mapping) or not parts):
-        raise InvalidJob(
-            f"parts is {parts!r}: give weights by name, such as {{web: 0.7, code: 0.3}}", key=KEY
-        )
-    return parts
 
 
 def read_parts(
@@ -255,7 +246,7 @@ def check_apart(parts: Sequence[MixturePart]) -> None:
 def shuffles(distributors: Sequence[DataDistributor]) -> list[Shuffle]:
     """Return the shuffles of all that read storage blocks by groups of lanes."""
     found = (leaf for each in distributors for leaf in leaves(each))
-    every = [leaf.shuffle for leaf in found if isinstance(leaf, MapDistributor)]
+    every = [leaf.shuffling for leaf in found if isinstance(leaf, MapDistributor)]
     return [each for each in every if each.groups is not None]
 
 

@@ -9,12 +9,10 @@ from typing import Any, ClassVar, NamedTuple
 from penstock.server.core.shares import Rotation, largest_remainder, whole_weights
 from penstock.server.roles.distributor import Target
 from penstock.server.roles.distributors.mixture_parts import (
-    MixturePart,
     PartsDistributor,
     bind_part,
     check_apart,
     check_ends,
-    check_parts,
     part_identity,
     part_targets,
     read_parts,
@@ -61,15 +59,10 @@ class RankPartitionedDistributor(PartsDistributor):
     version: ClassVar[int | str | None] = 1
     ends_by_epochs: ClassVar[bool] = True
 
-    def __init__(self, parts: dict[str, Any] | None = None) -> None:
-        self.parts = check_parts(parts)
-        self._taking: list[MixturePart] = []
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.lanes_of: list[int] = []
         self._dealt: list[_Dealt] = []
-
-    @property
-    def _parts(self) -> Sequence[MixturePart]:
-        return self._taking
 
     def bind(
         self, sources: Mapping[str, Source], seed: int, epochs: int | None, lanes: int

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock.common.checks import check_choice, check_whole
 from penstock.server.core.permutation import Permutation
 from penstock.server.roles.distributors.block_shuffle import BlockOrder
 from penstock.server.roles.distributors.joined_sources import Drawn
@@ -52,19 +51,11 @@ class Shuffle:
         kind: `full`, `blocks` or `none`; None = what suits the sources.
         window_blocks: How many blocks a reading group draws from; None = what suits.
         reading_groups: Into how many groups the lanes are dealt; None = what suits.
-
-    Raises:
-        InvalidJob: One has a value that cannot be.
     """
 
     def __init__(
         self, kind: str | None, window_blocks: int | None, reading_groups: int | None
     ) -> None:
-        if kind is not None:
-            check_choice("shuffle", kind, SHUFFLES, key="distributor.shuffle")
-        for name, value in (("window_blocks", window_blocks), ("reading_groups", reading_groups)):
-            if value is not None:
-                check_whole(name, value, 1, optional=True, key=f"distributor.{name}")
         self._asked, self._settled = kind, kind
         self.window_blocks, self.reading_groups = window_blocks, reading_groups
         self._groups: Groups | None = None

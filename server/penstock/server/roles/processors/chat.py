@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from penstock.common.checks import check_choice, check_whole
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.context import ProcessContext
-from penstock.server.roles.processor import RawItemProcessor
-from penstock.server.roles.processors.answer_tokens import (
-    AnswerMarks,
-    Span,
-    find_marks,
-    of_characters,
-    scan,
-    search,
+from penstock.server.roles.parameters import (
+    PATH,
+    AtLeast,
+    FilePath,
+    OfType,
+    OneOf,
+    declared,
 )
-from penstock.server.roles.processors.chat_template import ChatTemplate, Message, Written
+from penstock.server.roles.processor import RawItemProcessor
+from penstock.server.roles.processors.answer_finder import NOT_FOUND, AnswerFinder
+from penstock.server.roles.processors.answer_tokens import Span
+from penstock.server.roles.processors.chat_template import ChatTemplate
 from penstock.server.roles.processors.tokenizer_file import no_column
 from penstock.server.roles.processors.turns import ConversationTurns
 from penstock.server.roles.samples import RawItem, Sample
-from penstock.wire.errors import InvalidJob
 
 NO_LOSS = -100
 COLUMNS = ("messages", "conversations")
 
 
+@declared
 class ChatProcessor(RawItemProcessor):
     """Turn a conversation into token ids, with labels on the assistant's turns.
 
@@ -82,39 +82,25 @@ class ChatProcessor(RawItemProcessor):
     uses_global_rng: ClassVar[bool] = False
     path_params: ClassVar[tuple[str, ...]] = ("tokenizer", "chat_template")
 
-    def __init__(
-        self,
-        tokenizer: str | os.PathLike[str],
-        column: str | None = None,
-        chat_template: str | os.PathLike[str] | None = None,
-        template_args: dict[str, Any] | None = None,
-        roles: dict[str, str] | None = None,
-        tags: dict[str, str] | None = None,
-        unknown_roles: str = "error",
-        unmatched: str = "error",
-        max_length: int | None = None,
-        overlong: str = "drop",
-    ) -> None:
-        for name, value in (("tokenizer", tokenizer), ("chat_template", chat_template)):
-            if not isinstance(value, str | os.PathLike) and (name == "tokenizer" or value):
-                raise InvalidJob(f"{name} is {value!r}; give a path", key=name)
-        if template_args is not None and not isinstance(template_args, Mapping):
-            raise InvalidJob(
-                f"template_args is {template_args!r}: give values by names", key="template_args"
-            )
-        if max_length is not None:
-            check_whole("max_length", max_length, 1, "the tokens of a conversation", optional=True)
-        folder = Path(tokenizer)
+    tokenizer: Annotated[FilePath, OfType(PATH, "a path")]
+    column: str | None = None
+    chat_template: Annotated[FilePath | None, OfType(PATH, "a path")] = None
+    template_args: Annotated[dict[str, Any] | None, OfType((Mapping,), "values by names")] = None
+    roles: dict[str, str] | None = None
+    tags: dict[str, str] | None = None
+    unknown_roles: Annotated[str, OneOf(("error", "skip"))] = "error"
+    unmatched: Annotated[str, OneOf(("error", "search", "skip"))] = "error"
+    max_length: Annotated[int | None, AtLeast(1, "the tokens of a conversation")] = None
+    overlong: Annotated[str, OneOf(("drop", "truncate", "error"))] = "drop"
+
+    def __post_init__(self) -> None:
+        folder = Path(self.tokenizer)
         self.folder = folder.parent if folder.name == "tokenizer.json" else folder
-        self.template_file = None if chat_template is None else Path(chat_template)
-        self.template_args = template_args
-        self.columns = COLUMNS if column is None else (column,)
-        self.turns = ConversationTurns(roles, tags, unknown_roles)
-        self.unmatched = check_choice("unmatched", unmatched, ("error", "search", "skip"))
-        self.max_length = max_length
-        self.overlong = check_choice("overlong", overlong, ("drop", "truncate", "error"))
+        self.template_file = None if self.chat_template is None else Path(self.chat_template)
+        self.columns = COLUMNS if self.column is None else (self.column,)
+        self.turns = ConversationTurns(self.roles, self.tags, self.unknown_roles)
         self._template: ChatTemplate | None = None
-        self._marks: AnswerMarks | None = None
+        self._finder: AnswerFinder
 
     def content(self) -> dict[str, str]:
         """Return hashes of the tokenizer, the template and the special tokens, after checking them.
@@ -171,17 +157,12 @@ class ChatProcessor(RawItemProcessor):
             return None
         written = template.write(messages)
         ids = template.ids(written.text)
-        answers = self._answers(template, written, ids, expected)
-        searched = answers is None and self.unmatched == "search"
-        if searched:
-            answers = self._searched(template, messages, written, ids)
-        elif answers is None and self.unmatched == "skip":
-            context.skip("answers not found")
+        found = self._finder.find(messages, written, ids, expected)
+        if found is None:
+            context.skip(NOT_FOUND)
             return None
-        if answers is None:
-            raise _not_found(expected, searched)
-        sample = self._sample(ids, answers, template.pad_id, context)
-        if sample is not None and searched:
+        sample = self._sample(ids, found.spans, template.pad_id, context)
+        if sample is not None and found.searched:
             sample["noted"] = {"searched_answers": expected}
         return sample
 
@@ -197,14 +178,7 @@ class ChatProcessor(RawItemProcessor):
     def _load(self) -> ChatTemplate:
         if self._template is None:
             loaded = ChatTemplate(self.folder, self.template_file, self.template_args)
-            self._marks = find_marks(loaded)
-            if self._marks is None and not loaded.marks_answers and self.unmatched == "error":
-                raise InvalidJob(
-                    f"the chat template of {str(self.folder)!r} does not tell where answers end by "
-                    "a token of its own: mark them in it with {% generation %} and "
-                    "{% endgeneration %}, or set unmatched: search",
-                    key="unmatched",
-                )
+            self._finder = AnswerFinder(loaded, self.unmatched, self.folder)
             self._template = loaded
         return self._template
 
@@ -215,29 +189,6 @@ class ChatProcessor(RawItemProcessor):
             if name in raw:
                 return raw[name]
         raise no_column(self.columns[0], raw, item)
-
-    def _answers(
-        self, template: ChatTemplate, written: Written, ids: Sequence[int], expected: int
-    ) -> list[Span] | None:
-        """Return the answers' tokens; None = they are not as many as the conversation's."""
-        if written.answers is not None:
-            return of_characters(written.answers, ids, template.offsets(written.text))
-        if self._marks is None:
-            return None
-        found = scan(ids, self._marks)
-        return found if len(found) == expected else None
-
-    def _searched(
-        self,
-        template: ChatTemplate,
-        messages: Sequence[Message],
-        written: Written,
-        ids: Sequence[int],
-    ) -> list[Span] | None:
-        found = search(messages, written.text)
-        if found is None:
-            return None
-        return of_characters(found, ids, template.offsets(written.text), template.added)
 
     def _sample(
         self, ids: Sequence[int], answers: Sequence[Span], pad_id: int, context: ProcessContext
@@ -267,16 +218,3 @@ class ChatProcessor(RawItemProcessor):
             "token_mask": chosen,
             "pad_token_id": pad_id,
         }
-
-
-def _not_found(expected: int, searched: bool) -> ValueError:
-    if searched:
-        return ValueError(
-            "the chat template does not write an answer as the conversation has it; mark answers "
-            "in it with {% generation %} and {% endgeneration %}"
-        )
-    return ValueError(
-        f"the {expected} answers are not found by the tokens that the chat template writes around "
-        "them; set unmatched: search to look for their texts, or skip; or mark answers in the "
-        "template with {% generation %} and {% endgeneration %}"
-    )

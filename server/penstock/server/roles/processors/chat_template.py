@@ -58,6 +58,7 @@ class ChatTemplate:
         folder: A tokenizer's folder, as `save_pretrained` writes it.
         file: A template in place of the folder's own; None = that one.
         variables: What the template is given beside the conversation.
+        user: The processor that needs it, for errors.
 
     Raises:
         InvalidJob: There is no tokenizer or no template; it cannot be parsed; there is neither a
@@ -66,7 +67,11 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, folder: Path, file: Path | None = None, variables: Mapping[str, Any] | None = None
+        self,
+        folder: Path,
+        file: Path | None = None,
+        variables: Mapping[str, Any] | None = None,
+        user: str = "chat",
     ) -> None:
         if not folder.is_dir():
             raise InvalidJob(
@@ -78,14 +83,14 @@ class ChatTemplate:
         config = _json(folder / "tokenizer_config.json")
         path = folder / "tokenizer.json"
         data = read_tokenizer(path)
-        self.tokenizer: Tokenizer = parse_tokenizer(data, path, "chat")
+        self.tokenizer: Tokenizer = parse_tokenizer(data, path, user)
         self.source, place = _source(folder, file, config)
         self.special = _special_tokens(folder, config)
         self.added = frozenset(self.tokenizer.get_added_tokens_decoder())
         self.pad_id = self._pad_id(folder)
         self._variables = dict(variables or {})
         self.marks_answers = bool(re.search(r"{%[-+]?\s*generation\b", self.source))
-        self._template = _compiled(self.source, place)
+        self._template = _compiled(self.source, place, user)
         self.hashes = {
             name: hashlib.sha256(content).hexdigest()
             for name, content in (
@@ -165,12 +170,16 @@ def _source(folder: Path, file: Path | None, config: Mapping[str, Any]) -> tuple
         return _text(file, "chat_template"), file
     if beside.is_file():
         return _text(beside, "tokenizer"), beside
-    found = config.get("chat_template")
+    found, place = config.get("chat_template"), folder / "tokenizer_config.json"
+    for name in ("chat_template.json", "processor_config.json"):  # as processors were saved
+        if not found:
+            place = folder / name
+            found = _json(place).get("chat_template")
     if isinstance(found, list):  # several by name
         named = [each for each in found if isinstance(each, Mapping)]
         found = next((one.get("template") for one in named if one.get("name") == "default"), None)
     if isinstance(found, str) and found:
-        return found, folder / "tokenizer_config.json"
+        return found, place
     raise InvalidJob(
         f"the tokenizer in {str(folder)!r} has no chat template: give the folder of one that has, "
         "as save_pretrained of transformers writes it, or a file by chat_template",
@@ -225,7 +234,7 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _compiled(source: str, place: Path) -> Any:
+def _compiled(source: str, place: Path, user: str) -> Any:
     try:
         from jinja2 import TemplateSyntaxError, nodes
         from jinja2.exceptions import TemplateError
@@ -234,7 +243,7 @@ def _compiled(source: str, place: Path) -> Any:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
         raise MissingExtra(
-            "the processor chat needs the package jinja2; "
+            f"the processor {user} needs the package jinja2; "
             "install it with: pip install 'penstock[tokenizers]'",
             package="jinja2",
             extra="tokenizers",

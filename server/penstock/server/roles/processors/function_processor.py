@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.parameters import declared
 from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.role import Role
 from penstock.server.roles.samples import RawItem, Sample
 from penstock.server.roles.user_function import FunctionRole
 
-SampleFunction = Callable[..., Sample | Sequence[Sample] | None]
 
-
+@declared
 class FunctionProcessor(FunctionRole, RawItemProcessor):
     """Call a function for every item: `function(raw)`, or `function(raw, context)`.
 
@@ -24,11 +24,7 @@ class FunctionProcessor(FunctionRole, RawItemProcessor):
     with an attribute, `to_sample.uses_global_rng = False`: they are not seeded for it then, which
     saves 10 us an item. `context.rng` is not one of these.
 
-    The job's identity holds the function's `version` attribute if it has one, else the hash of its
-    module's source. What a function closes over, or reads from files, is in neither.
-
     Args:
-        function: A callable, `package.module:name` or `/path/to/file.py:name`.
         one_to_one: A promise that the function returns exactly one sample for every item: batches
             of `batch_size` are then planned without calling it, and every position is reached at
             once.
@@ -41,9 +37,7 @@ class FunctionProcessor(FunctionRole, RawItemProcessor):
     base: ClassVar[type[Role]] = RawItemProcessor
     example: ClassVar[str] = "./data.py:to_sample"
 
-    def __init__(self, function: str | SampleFunction, one_to_one: bool = False) -> None:
-        super().__init__(function)
-        self.one_to_one = one_to_one  # type: ignore[misc]  # here it is the job's word, not the class's
+    one_to_one: bool = False  # type: ignore[misc]  # here it is the job's word, not the class's
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample | Sequence[Sample] | None:
         """Return what the function returns.

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from penstock.common.nearest import hint
 from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.parameters import declared
 from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.role import Role
 from penstock.server.roles.samples import RawItem, Sample
@@ -14,6 +15,7 @@ from penstock.server.roles.source import Source
 from penstock.wire.errors import InvalidJob
 
 
+@declared
 class IdentityProcessor(RawItemProcessor):
     """Pass items through, with names for values that have none.
 
@@ -35,7 +37,10 @@ class IdentityProcessor(RawItemProcessor):
     uses_global_rng: ClassVar[bool] = False
     one_to_one: ClassVar[bool] = True
 
-    def __init__(self, rename: Mapping[str, str] | None = None) -> None:
+    rename: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        rename = self.rename
         names = rename if isinstance(rename, Mapping) else {}
         if rename is not None and (
             not names or not all(isinstance(name, str) for pair in names.items() for name in pair)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ from penstock.server.media.sound import (
     decode,
     decoding_bytes,
     load_soundfile,
-    no_soundfile,
 )
 from penstock.server.media.sound_errors import BadSound
 from penstock.server.media.sound_header import SoundHeader, read_header
@@ -38,7 +36,7 @@ from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.wire.errors import InvalidJob
 
 OWN_KEYS = ("sound", "sample_rate", "input_ids")
-"""What a sample has beside the columns that it keeps."""
+"""What a sample has beside the columns that go into it."""
 
 
 class _Span(NamedTuple):
@@ -77,7 +75,7 @@ class SoundProcessor(MediaProcessor):
     Args:
         column: The column that holds the sound: bytes, a dict with `bytes` or `path`, a path or a
             URL.
-        keep: Columns that samples keep as they are, such as a transcript.
+        columns: Other columns, such as a transcript, that go into the sample as they are.
         sample_rate: Points in a second, to which all sound is resampled. Half of it is the highest
             frequency that is left; work in a trainer, and bytes, grow with it. None = each file
             keeps its own.
@@ -111,7 +109,7 @@ class SoundProcessor(MediaProcessor):
 
     column: str = "audio"
     _: KW_ONLY
-    keep: Sequence[str] = ()
+    columns: Sequence[str] = ()
     sample_rate: Annotated[int | None, AtLeast(1, "points in a second")] = None
     channels: Annotated[str, OneOf(("mono", "all"))] = "mono"
     dtype: Annotated[str, OneOf(("float32", "int16"))] = "float32"
@@ -130,22 +128,23 @@ class SoundProcessor(MediaProcessor):
             raise InvalidJob(
                 f"column is {self.column!r}: name the column of the sound", key="column"
             )
-        if not isinstance(self.keep, list | tuple) or not all(
-            isinstance(k, str) for k in self.keep
-        ):
-            raise InvalidJob(f"keep is {self.keep!r}: give a list of columns: [text]", key="keep")
-        if taken := [name for name in self.keep if name in OWN_KEYS]:
+        given = self.columns
+        if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
             raise InvalidJob(
-                f"keep names {taken[0]!r}, which this processor gives itself: leave it out",
-                key="keep",
+                f"columns is {self.columns!r}: give a list of names, such as [text]", key="columns"
+            )
+        if taken := [name for name in self.columns if name in OWN_KEYS]:
+            raise InvalidJob(
+                f"columns names {taken[0]!r}, which this processor gives itself: leave it out",
+                key="columns",
             )
         for name in ("start_s", "stop_s"):
             value = getattr(self, name)
             if (value is not None or name == "start_s") and not isinstance(value, str):
-                self._check_number(name, value, "seconds, or the name of a column", least=0)
+                self._check_number(name, value, "seconds, or the name of a column", zero=True)
         if self.tokens_per_second is not None:
-            value = self.tokens_per_second
-            self._check_number("tokens_per_second", value, "a number above 0")
+            rate = self.tokens_per_second
+            self._check_number("tokens_per_second", rate, "a number above 0", zero=False)
             if self.points_per_token is not None:
                 raise InvalidJob(
                     "tokens_per_second and points_per_token are two rules for one number: give one",
@@ -153,15 +152,12 @@ class SoundProcessor(MediaProcessor):
                 )
         spans = [name for name in (self.start_s, self.stop_s) if isinstance(name, str)]
         self.size_columns = (self.column, *spans)  # type: ignore[misc]  # these, of this job
+        self.reads_whole = self.start_s == 0 and self.stop_s is None  # type: ignore[misc]
 
     @staticmethod
-    def _check_number(name: str, value: Any, what: str, least: int | None = None) -> None:
+    def _check_number(name: str, value: Any, what: str, *, zero: bool) -> None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if (
-            not is_number
-            or not math.isfinite(value)
-            or (value <= 0 if least is None else value < 0)
-        ):
+        if not is_number or not 0 <= value < math.inf or (value == 0 and not zero):
             raise InvalidJob(f"{name} is {value!r}: give {what}", key=name)
 
     @property
@@ -186,8 +182,7 @@ class SoundProcessor(MediaProcessor):
             MissingExtra: The package soundfile is not installed.
         """
         super().check_identity()
-        if importlib.util.find_spec("soundfile") is None:
-            raise no_soundfile()
+        load_soundfile()
 
     def setup(self) -> None:
         """Load the decoder.
@@ -203,7 +198,7 @@ class SoundProcessor(MediaProcessor):
         Raises:
             InvalidJob: Names the columns that there are.
         """
-        named = [("column", self.column), *(("keep", name) for name in self.keep)]
+        named = [("column", self.column), *(("columns", name) for name in self.columns)]
         named += [(key, getattr(self, key)) for key in ("start_s", "stop_s")]
         for key, name in named:
             if isinstance(name, str) and name not in columns:
@@ -218,7 +213,7 @@ class SoundProcessor(MediaProcessor):
         """Return the keys of samples, unless a subclass makes other ones."""
         if not self.keeps(SoundProcessor, "process"):
             return None
-        return [*(OWN_KEYS if self._has_tokens else OWN_KEYS[:2]), *self.keep]
+        return [*(OWN_KEYS if self._has_tokens else OWN_KEYS[:2]), *self.columns]
 
     def references(self, raw: RawItem) -> Sequence[Any]:
         """Return the item's sound.
@@ -256,6 +251,8 @@ class SoundProcessor(MediaProcessor):
         mono = self.channels == "mono"
         with _named(medium):
             parts = MediumParts(medium)
+            if self.reads_whole:
+                parts.whole()
             header = read_header(parts)
             span = self._span(raw, header)
             sound = decode(parts, header, span.start, span.stop, mono=mono)
@@ -267,7 +264,7 @@ class SoundProcessor(MediaProcessor):
         if self._has_tokens:
             tokens = self._tokens(span.points, span.rate)
             sample["input_ids"] = np.full(tokens, self.token_id, np.int32)
-        return {**sample, **{name: _value(raw, name, null=True) for name in self.keep}}
+        return {**sample, **{name: _value(raw, name, null=True) for name in self.columns}}
 
     def cut(self, sample: Sample, start: int, stop: int, size: int) -> Sample:
         """Return tokens `[start, stop)` of a sample with the points that they stand for."""

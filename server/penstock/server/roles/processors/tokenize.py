@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from penstock.common.malloc import release_memory
 from penstock.common.nearest import nearest
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.parameters import PATH, FilePath, OfType, declared
 from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.processors.tokenizer_file import (
     check_unicode,
@@ -44,7 +44,10 @@ it encodes, and malloc would keep that in every worker for the rest of the run: 
 of 750,000. Giving it back takes a quarter of the time that encoding such a text does, so it is done
 only if these are rare."""
 
+TOKEN = "a token of the vocabulary as text, such as '<eos>'"
 
+
+@declared
 class TokenizeProcessor(RawItemProcessor):
     """Turn one text column into `input_ids`, int32 of shape (t,), t >= 1 tokens.
 
@@ -73,34 +76,18 @@ class TokenizeProcessor(RawItemProcessor):
     uses_global_rng: ClassVar[bool] = False
     path_params: ClassVar[tuple[str, ...]] = ("tokenizer",)
 
-    def __init__(
-        self,
-        tokenizer: str | os.PathLike[str],
-        column: str = "text",
-        append: str | None = None,
-        prepend: str | None = None,
-        max_length: int | None = None,
-        add_special_tokens: bool = False,
-    ) -> None:
-        if not isinstance(tokenizer, str | os.PathLike):
-            raise InvalidJob(
-                f"tokenizer is {tokenizer!r}; give the path of a tokenizer.json", key="tokenizer"
-            )
-        for name, value in (("append", append), ("prepend", prepend)):
-            if value is not None and not isinstance(value, str):
-                raise InvalidJob(
-                    f"{name} is {value!r}; give a token of the vocabulary as text, such as '<eos>'",
-                    key=name,
-                )
-        around = (append is not None) + (prepend is not None)
-        if max_length is not None:
-            check_whole("max_length", max_length, around + 1, "the tokens of a text", optional=True)
-        self.tokenizer = Path(tokenizer)
-        self.column = column
-        self.append = append
-        self.prepend = prepend
-        self.max_length = max_length
-        self.add_special_tokens = add_special_tokens
+    tokenizer: Annotated[FilePath, OfType(PATH, "the path of a tokenizer.json")]
+    column: str = "text"
+    append: Annotated[str | None, OfType((str,), TOKEN)] = None
+    prepend: Annotated[str | None, OfType((str,), TOKEN)] = None
+    max_length: int | None = None
+    add_special_tokens: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_length is not None:
+            least = 1 + (self.append is not None) + (self.prepend is not None)
+            check_whole("max_length", self.max_length, least, "the tokens of a text", optional=True)
+        self.path = Path(self.tokenizer)
         self._content: dict[str, str] | None = None
         self._loaded: Tokenizer | None = None
         self._usual = 0.0  # characters of a text, in the mean
@@ -118,7 +105,7 @@ class TokenizeProcessor(RawItemProcessor):
             MissingExtra: The package `tokenizers` is not installed.
         """
         if self._content is None:
-            data = read_tokenizer(self.tokenizer)
+            data = read_tokenizer(self.path)
             self._around(self._parse(data))
             self._content = {"tokenizer": hashlib.sha256(data).hexdigest()}
         return self._content
@@ -248,7 +235,7 @@ class TokenizeProcessor(RawItemProcessor):
 
     def _load(self) -> Tokenizer:
         if self._loaded is None:
-            tokenizer = self._parse(read_tokenizer(self.tokenizer))
+            tokenizer = self._parse(read_tokenizer(self.path))
             self._before, self._after = self._around(tokenizer)
             around = len(self._before) + len(self._after)
             self._room = None if self.max_length is None else self.max_length - around
@@ -262,7 +249,7 @@ class TokenizeProcessor(RawItemProcessor):
         return self._loaded
 
     def _parse(self, data: bytes) -> Tokenizer:
-        return parse_tokenizer(data, self.tokenizer, "tokenize")
+        return parse_tokenizer(data, self.path, "tokenize")
 
     def _around(self, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
         before, after = (
@@ -285,7 +272,7 @@ class TokenizeProcessor(RawItemProcessor):
             near = _near_tokens(tokenizer, token)
             hint = f"near it are {', '.join(map(repr, near))}" if near else "it has none like it"
             raise InvalidJob(
-                f"{name} is {token!r}, which is not in the vocabulary of {str(self.tokenizer)!r}; "
+                f"{name} is {token!r}, which is not in the vocabulary of {str(self.path)!r}; "
                 f"{hint}",
                 key=name,
             )

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.common.checks import check_choice
 from penstock.common.nearest import hint
 from penstock.server.roles.processors.chat_template import Message
 from penstock.wire.errors import InvalidJob
@@ -34,7 +33,7 @@ class ConversationTurns:
         unknown: What becomes of a turn by another speaker: `error` or `skip`.
 
     Raises:
-        InvalidJob: A name or a rule that cannot be.
+        InvalidJob: A name that cannot be.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class ConversationTurns:
         for name in tags:
             if name not in TAGS:
                 raise InvalidJob(f"tags has {name!r}: {hint(name, TAGS)}", key="tags")
-        self._unknown = check_choice("unknown_roles", unknown, ("error", "skip"))
+        self._unknown = unknown
         self._roles = {**ROLES, **(roles or {})}
         for role in ("user", "assistant", "system"):
             if (spoken := tags.get(f"{role}_tag")) is not None:
@@ -109,21 +108,32 @@ class ConversationTurns:
         more = {
             name: value for name, value in turn.items() if name not in keys and value is not None
         }
-        return {"role": role, "content": _text(said, number, role, more), **more}
+        return {"role": role, "content": self.content(said, number, role, more), **more}
 
+    def content(self, said: Any, number: int, role: str, more: Mapping[str, Any]) -> Any:
+        """Return what a turn says: text here; None = it calls a tool, and says nothing.
 
-def _text(said: Any, number: int, role: str, more: Mapping[str, Any]) -> str | None:
-    """Return what a turn says."""
-    if isinstance(said, str):
-        return said
-    if said is None and role == "assistant" and more:  # it calls a tool, and says nothing
-        return None
-    if isinstance(said, Sequence) and all(
-        isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part["text"], str)
-        for part in said
-    ):
-        return "".join(part["text"] for part in said)
-    what = f"type {type(said).__name__}"
-    if isinstance(said, Sequence):
-        what = "parts that are not all text"
-    raise ValueError(f"turn {number} has content of {what}, and chat needs text")
+        Args:
+            said: What the data has.
+            number: Of the turn, for errors.
+            role: Who speaks.
+            more: What else the turn has.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        if isinstance(said, str):
+            return said
+        if said is None and role == "assistant" and more:
+            return None
+        if isinstance(said, Sequence) and all(
+            isinstance(part, Mapping)
+            and part.get("type") == "text"
+            and isinstance(part["text"], str)
+            for part in said
+        ):
+            return "".join(part["text"] for part in said)
+        what = f"type {type(said).__name__}"
+        if isinstance(said, Sequence):
+            what = "parts that are not all text"
+        raise ValueError(f"turn {number} has content of {what}, and chat needs text")

@@ -12,7 +12,7 @@ from penstock.server.store.records import SnapshotRecord
 LOG = bytes(32)
 
 
-class CountingShelf(SnapshotWriter):
+class CountingWriter(SnapshotWriter):
     """Counts how often it looks for something to write."""
 
     def __init__(self) -> None:
@@ -29,18 +29,18 @@ class CountingShelf(SnapshotWriter):
 
 async def test_an_idle_node_looks_for_no_snapshots() -> None:
     """With `snapshot_seconds: 0` each is written at once, and nothing runs in between."""
-    shelf = CountingShelf()
-    await shelf.store.open()
-    saving = asyncio.create_task(shelf.keep_saving(0))
+    snapshots = CountingWriter()
+    await snapshots.store.open()
+    saving = asyncio.create_task(snapshots.keep_saving(0))
     for _ in range(100):
         await asyncio.sleep(0)
-    looks_while_idle = shelf.looks
+    looks_while_idle = snapshots.looks
 
-    shelf.put(SnapshotRecord(LOG, 0, 16, b"snapshot"))
-    await asyncio.wait_for(shelf.saved.wait(), 60)
+    snapshots.put(SnapshotRecord(LOG, 0, 16, b"snapshot"))
+    await asyncio.wait_for(snapshots.saved.wait(), 60)
     for _ in range(100):
         await asyncio.sleep(0)
     saving.cancel()
 
-    assert (looks_while_idle, shelf.looks) == (0, 1)
-    assert await shelf.store.nearest_snapshot(LOG, 0, 16) is not None
+    assert (looks_while_idle, snapshots.looks) == (0, 1)
+    assert await snapshots.store.nearest_snapshot(LOG, 0, 16) is not None

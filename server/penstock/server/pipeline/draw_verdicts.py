@@ -11,7 +11,7 @@ from penstock.server.pipeline.known_verdicts import Bad
 from penstock.wire.errors import BadItem
 
 
-class JudgedDraws:
+class DrawVerdicts:
     """Leaves out draws of one lane, and counts them.
 
     Args:
@@ -42,7 +42,7 @@ class JudgedDraws:
         """
         self._count(self._items.refuse("draw", item, error, self._lane, place).verdict)
 
-    def judge(self, item: ItemRef, bad: Bad, place: int) -> None:
+    def quarantine(self, item: ItemRef, bad: Bad, place: int) -> None:
         """Have an item judged that cannot be processed.
 
         Raises:

@@ -18,7 +18,8 @@ from typing_extensions import override
 
 from penstock.server.files.catalog import Stamp, local_stamp, remote_stamp
 from penstock.server.files.content import ReadAt
-from penstock.server.sources.requirements import invalid_files, require
+from penstock.server.files.filesystems import require
+from penstock.wire.errors import InvalidJob
 
 LOOKERS = 16
 """Threads that look at files: they wait for a disk or a store, and compute little."""
@@ -100,9 +101,10 @@ class StoreRanges(Ranges):
         """Return the stamp of a file as the filesystem tells it."""
         info = self.info(path, listed=listed)
         if info.get("size") is None:
-            raise invalid_files(
+            raise InvalidJob(
                 f"the server does not tell how large {path!r} is (Content-Length): items are read "
-                "by ranges of bytes, which needs a server that gives them; else copy the file"
+                "by ranges of bytes, which needs a server that gives them; else copy the file",
+                key="source.files",
             )
         return remote_stamp(info)
 

@@ -1,4 +1,4 @@
-"""A node's books: who is owed what, what may be made, what is kept; no processes here."""
+"""A log's ledger: what is pending for whom, what may be made, what is kept; no processes here."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 from penstock.server.job.job import Job
 from penstock.server.node.demand.batch_spans import ArenaReader, BodySpan
-from penstock.server.node.demand.cached import KEPT_BATCHES, KEPT_SHARE
+from penstock.server.node.demand.cached import CACHED_BATCHES, CACHED_SHARE
 from penstock.server.node.demand.candidates import candidates
 from penstock.server.node.demand.lane_state import KEPT_PLANS
 from penstock.server.node.demand.ledger import Log
 from penstock.server.node.demand.peers import MAX_PENDING
-from penstock.server.node.demand.room import has_stalled, is_owed, lacks, spare
+from penstock.server.node.demand.room import has_stalled, is_urgent, lacks, spare
 from penstock.server.node.demand.stream_demand import StreamDemand
 from penstock.server.node.demand.wanted import BatchState, WantedBatch
 from penstock.server.processes.shared_memory import sealed_memory
@@ -25,7 +25,7 @@ from penstock.wire.errors import BadItem, LogDiverged
 from penstock.wire.order import Cut, Share
 
 SIZE = 100
-ARENA = ArenaReader(sealed_memory("books", 4096), 4096)
+ARENA = ArenaReader(sealed_memory("ledger", 4096), 4096)
 
 
 def make_job(lanes: int = 8, epochs: int | None = None) -> Job:
@@ -50,7 +50,7 @@ def whole(
 def best(log: Log) -> WantedBatch | None:
     """Return the most urgent entry that may be made, as a node picks it."""
     for one in sorted(candidates(log), key=lambda one: one.rank):
-        if is_owed(one.entry) or lacks(log, one.entry, log.busy_bytes) <= 0:
+        if is_urgent(one.entry) or lacks(log, one.entry, log.busy_bytes) <= 0:
             return one.entry
     return None
 
@@ -103,13 +103,13 @@ def test_a_few_batches_are_made_beyond_the_horizon_and_not_sent() -> None:
     log.failed(made[4], BadItem("no"))
     assert len(woken) == 2, "nobody is woken for what may not be sent"
     assert [reader.take(), reader.take()] == [made[1], None]
-    assert reader.owed is None
+    assert reader.next_pending is None
 
     reader.extend(5)
     assert [reader.take(), reader.take(), reader.take()] == [made[2], made[3], None]
-    assert reader.owed is not made[4]
-    assert reader.owed is not None
-    assert reader.owed.state is BatchState.WANTED
+    assert reader.next_pending is not made[4]
+    assert reader.next_pending is not None
+    assert reader.next_pending.state is BatchState.WANTED
     reader.close()
     assert not any(entry.state is BatchState.WANTED for entry in log.entries.values())
 
@@ -166,7 +166,7 @@ def test_the_owed_batch_is_admitted_above_the_bound() -> None:
     assert [reader.head for reader in readers] == [0, 16]
 
 
-def test_what_is_kept_for_a_wide_horizon_gives_way_to_what_is_owed() -> None:
+def test_what_is_kept_for_a_wide_horizon_gives_way_to_what_is_pending() -> None:
     """Farthest first, never what is owed or being sent, and only where the allowance is used up."""
     log = Log(make_job(), bound_bytes=3 * SIZE)
     wide, near = whole(log, 1 << 30), whole(log, 6, start=6)
@@ -177,8 +177,8 @@ def test_what_is_kept_for_a_wide_horizon_gives_way_to_what_is_owed() -> None:
         finish(log, made[position])
     sending = near.take()
 
-    owed = near.owed
-    assert owed is made[7]
+    pending = near.next_pending
+    assert pending is made[7]
     missing = near.pending[8]
     assert lacks(log, missing, log.busy_bytes) > 0
     assert list(spare(missing, [log])) == []  # nobody is owed it, and nobody has stalled
@@ -267,7 +267,7 @@ def test_a_batch_is_made_once_for_all_readers_in_its_window() -> None:
     assert second is first
     two.sent(second)
 
-    assert (log.ready_bytes, log.kept.nbytes, log.produced) == (0, SIZE, 1)
+    assert (log.ready_bytes, log.cached.nbytes, log.produced) == (0, SIZE, 1)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -304,10 +304,10 @@ def test_a_late_reader_takes_what_is_kept() -> None:
     late = whole(log, 1)
 
     assert late.take() is entry
-    assert (log.produced, log.kept.nbytes) == (1, 0)
+    assert (log.produced, log.cached.nbytes) == (1, 0)
 
 
-@pytest.mark.parametrize("bound", [10 * KEPT_SHARE * SIZE, 10**9])
+@pytest.mark.parametrize("bound", [10 * CACHED_SHARE * SIZE, 10**9])
 def test_what_is_kept_is_bounded(bound: int) -> None:
     """By number and by a share of the byte bound; the oldest goes first."""
     log = Log(make_job(), bound_bytes=bound)
@@ -321,11 +321,11 @@ def test_what_is_kept_is_bounded(bound: int) -> None:
         assert taken is entry
         reader.sent(taken)
 
-    limit = min(KEPT_BATCHES, bound // KEPT_SHARE // SIZE)
-    assert len(log.kept.batches) == limit
-    assert log.kept.nbytes == limit * SIZE
+    limit = min(CACHED_BATCHES, bound // CACHED_SHARE // SIZE)
+    assert len(log.cached.batches) == limit
+    assert log.cached.nbytes == limit * SIZE
     assert [bool(one) for one in let_go] == [True] * (300 - limit) + [False] * limit
-    log.kept.shed()
+    log.cached.shed()
     assert all(let_go)
     assert log.busy_bytes == 0
 
@@ -360,11 +360,11 @@ def test_what_is_lent_counts_until_it_comes_back() -> None:
     reader.sent(entry)
 
     assert entry.evicted
-    assert (log.kept.lent_bytes, log.busy_bytes) == (SIZE, 2 * SIZE)
-    log.kept.shed()
-    assert log.kept.lent_bytes == SIZE
+    assert (log.cached.lent_bytes, log.busy_bytes) == (SIZE, 2 * SIZE)
+    log.cached.shed()
+    assert log.cached.lent_bytes == SIZE
     entry.unpin()
-    assert (log.kept.lent_bytes, log.busy_bytes, entry.span) == (0, SIZE, None)
+    assert (log.cached.lent_bytes, log.busy_bytes, entry.span) == (0, SIZE, None)
 
 
 def test_a_failure_is_told_in_order_and_may_be_tried_again() -> None:
@@ -387,7 +387,7 @@ def test_a_failure_is_told_in_order_and_may_be_tried_again() -> None:
 
 
 def test_a_stopped_lane_fails_all_that_waits_and_whoever_comes() -> None:
-    """Only that lane; and an answer that comes too late is let go without a trace in the books."""
+    """Only that lane; and an answer that comes too late is let go without a trace in the ledger."""
     log = Log(make_job(lanes=2), bound_bytes=10**9)
     reader = whole(log, 6)
     making = reader.pending[3]
@@ -421,7 +421,7 @@ def test_what_is_in_doubt_counts_once_however_its_readers_hear_of_it() -> None:
 
     log.withhold(log.lanes[0], BadItem("no"))
 
-    assert (log.ready_bytes, log.kept.nbytes, log.busy_bytes) == (0, 0, 0)
+    assert (log.ready_bytes, log.cached.nbytes, log.busy_bytes) == (0, 0, 0)
     assert let_go == [[entry] for entry in made]
     assert whole(log, 3).pending[2].state is BatchState.FAILED
 
@@ -451,12 +451,12 @@ def test_a_reader_of_some_lanes_asks_for_what_it_has_passed_over() -> None:
     reader = StreamDemand(log, Share(lanes, 0, lanes), Cut(lanes), 0, frozenset({1}), lambda: None)
     reader.extend(3 * lanes)
     assert not reader.pending
-    assert [entry.key[1:3] for entry in log.asks.wanted(log.readers)] == [(0, 0)]
+    assert [entry.key[1:3] for entry in log.pending_plans.wanted(log.readers)] == [(0, 0)]
 
     for lane in range(lanes):
         log.reached(lane, 1)
     assert reader.lacks == lanes
-    asked = list(log.asks.wanted(log.readers))
+    asked = list(log.pending_plans.wanted(log.readers))
     asked[-1].fail(BadItem("no"))
     assert reader.take(lambda _: True) is None
     with pytest.raises(BadItem):
@@ -480,7 +480,7 @@ def test_of_two_offsets_of_a_lane_the_nearer_is_asked_for() -> None:
     for reader in (near, far):
         reader.extend(9 * lanes)
     for order in ((near, far), (far, near)):
-        asked = {entry.key.lane: entry for entry in log.asks.wanted(order)}
+        asked = {entry.key.lane: entry for entry in log.pending_plans.wanted(order)}
         assert asked[0].key.offset == 0
         assert asked[0].readers == {near, far}
 
@@ -508,7 +508,7 @@ def test_an_unwanted_batch_is_kept_when_it_is_done() -> None:
     finish(log, making)
 
     assert not log.wants(waiting)
-    assert list(log.kept.batches) == [making.key]
+    assert list(log.cached.batches) == [making.key]
     assert list(candidates(log)) == []
     assert (log.entries, log.making) == ({}, 0)
 
@@ -661,9 +661,9 @@ class _Model:
         log = self.log
         ready = [e for e in log.entries.values() if e.state is BatchState.READY]
         assert log.ready_bytes == sum(entry.nbytes for entry in ready)
-        assert log.kept.nbytes == sum(entry.nbytes for entry in log.kept.batches.values())
+        assert log.cached.nbytes == sum(entry.nbytes for entry in log.cached.batches.values())
         assert log.making == len(self.making)
-        assert log.kept.nbytes <= log.bound_bytes // KEPT_SHARE
+        assert log.cached.nbytes <= log.bound_bytes // CACHED_SHARE
         for positions in self.taken.values():
             by_lane: dict[int, list[int]] = {}
             for position in positions:
@@ -711,7 +711,7 @@ def test_whatever_happens_every_reader_gets_its_positions(seed: int) -> None:
     for reader in list(model.readers):
         reader.close()
     assert not any(entry.state is BatchState.READY for entry in model.log.entries.values())
-    model.log.kept.shed()
+    model.log.cached.shed()
     assert model.lives == 0, f"seed {seed}: bytes were never let go"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.server.rpc import event_log as story
+from penstock.server.rpc import event_log
 from penstock.server.rpc.event_log import (
     BEGAN,
     JOINED,
@@ -79,7 +79,7 @@ def test_a_reader_that_comes_and_goes_all_day_costs_a_line_in_five_minutes() -> 
 
     lines = told(flap)
 
-    assert len(lines) < LINES + 24 * 3600 / story.MAX_WINDOW_S + 10
+    assert len(lines) < LINES + 24 * 3600 / event_log.MAX_WINDOW_S + 10
     assert sum(line.get("count", 1) for line in lines) == 24 * 3600 + 1
     assert lines[LINES]["why"] == "2 hung up"
     assert lines[-1]["event"] == "reader left"

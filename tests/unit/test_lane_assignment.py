@@ -13,19 +13,19 @@ from penstock.server.node.workers.block_needs import IDLE_ROUNDS, BlockNeeds
 from penstock.server.roles import Reading
 
 
-def dealt(homes: GroupAssignment, groups: int) -> list[int | None]:
-    return [homes.of(group) for group in range(groups)]
+def dealt(assignment: GroupAssignment, groups: int) -> list[int | None]:
+    return [assignment.of(group) for group in range(groups)]
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 16, 48])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 16, 64])
 def test_groups_are_dealt_alike_and_neighbours_together(groups: int, workers: int) -> None:
     """Equal to within one; each worker has groups that follow each other."""
-    homes = GroupAssignment(groups)
+    assignment = GroupAssignment(groups)
 
-    homes.settle(range(workers))
+    assignment.settle(range(workers))
 
-    found = dealt(homes, groups)
+    found = dealt(assignment, groups)
     counts = Counter(found)
     assert sum(counts.values()) == groups
     assert max(counts.values()) - min(counts[worker] for worker in range(workers)) <= 1
@@ -35,12 +35,12 @@ def test_groups_are_dealt_alike_and_neighbours_together(groups: int, workers: in
 def test_whoever_comes_and_goes_groups_stay_even_and_move_no_more_than_needed() -> None:
     """Any 200 changes: equal to within one, and only what must move does."""
     rng = random.Random(4)
-    homes = GroupAssignment(24)
+    assignment = GroupAssignment(24)
     before: list[int | None] = [None] * 24
     for _ in range(200):
         workers = sorted(rng.sample(range(8), rng.randrange(1, 8)))
-        homes.settle(workers)
-        found = dealt(homes, 24)
+        assignment.settle(workers)
+        found = dealt(assignment, 24)
         counts = Counter(found)
         assert set(found) <= set(workers)
         assert max(counts.values()) - min(counts[worker] for worker in workers) <= 1
@@ -54,12 +54,12 @@ def test_whoever_comes_and_goes_groups_stay_even_and_move_no_more_than_needed() 
 
 def test_with_nobody_there_groups_stay_where_they_were() -> None:
     """A single worker is replaced by one of the same number."""
-    homes = GroupAssignment(3)
-    homes.settle([0])
+    assignment = GroupAssignment(3)
+    assignment.settle([0])
 
-    homes.settle([])
+    assignment.settle([])
 
-    assert dealt(homes, 3) == [0, 0, 0]
+    assert dealt(assignment, 3) == [0, 0, 0]
 
 
 def reading(groups: int | None) -> Reading:

@@ -37,7 +37,7 @@ class IndexedOutcomes(Protocol):
     drew: bool
 
     def outcome(self, item: ItemRef) -> list[Sample] | Filtered | Bad:
-        """Return the samples of an item, each a `ToldSample`; or why there are none."""
+        """Return the samples of an item, each a `SizedSample`; or why there are none."""
         ...
 
     def sizes(self, source: str, indices: Sequence[int], parts: Sequence[int]) -> Numbers:
@@ -45,7 +45,7 @@ class IndexedOutcomes(Protocol):
         ...
 
 
-class ToldSample(dict[str, object]):
+class SizedSample(dict[str, object]):
     """A sample of which only the size is known.
 
     Attributes:
@@ -57,7 +57,7 @@ class ToldSample(dict[str, object]):
         self.size = size
 
 
-class Told(NamedTuple):
+class KnownSizes(NamedTuple):
     """How the sizes of a set of roles are known.
 
     Attributes:
@@ -70,7 +70,7 @@ class Told(NamedTuple):
     of_samples: Callable[[str, Sequence[int], Sequence[int]], Numbers] | None = None
 
 
-def told_by(roles: RoleSet, job: str, index: IndexedOutcomes | None) -> Told:
+def known_sizes(roles: RoleSet, job: str, index: IndexedOutcomes | None) -> KnownSizes:
     """Return how the sizes are known of the samples that a set of roles makes.
 
     Args:
@@ -97,15 +97,17 @@ def told_by(roles: RoleSet, job: str, index: IndexedOutcomes | None) -> Told:
             key="batcher",
         )
     if roles.planned is not None:
-        return Told(INDEX, index.sizes if index is not None and not roles.needs_sizes else None)
+        return KnownSizes(
+            INDEX, index.sizes if index is not None and not roles.needs_sizes else None
+        )
     if roles.plans_from_refs and not roles.needs_sizes:
         return _beside(roles, index)
     if roles.plans_from_refs and roles.sized_sources:
-        return Told(SOURCE)
+        return KnownSizes(SOURCE)
     if roles.plans_from_refs and roles.has_heads:
-        return Told(SIZE)
+        return KnownSizes(SIZE)
     if index is not None:
-        return Told(INDEX)
+        return KnownSizes(INDEX)
     raise InvalidJob(_unknown(roles, job), key="processor")
 
 
@@ -127,12 +129,14 @@ def _unknown(roles: RoleSet, job: str) -> str:
     )
 
 
-def _beside(roles: RoleSet, index: IndexedOutcomes | None) -> Told:
+def _beside(roles: RoleSet, index: IndexedOutcomes | None) -> KnownSizes:
     """Return how sizes are known that planning does not look at."""
     knows = all(_knows(source) for source in roles.sources.values())
     if knows and roles.processor.keeps_sizes():
-        return Told(SOURCE, lambda name, items, parts: _sizes_of(name, roles.sources[name], items))
-    return Told(NONE) if index is None else Told(INDEX, index.sizes)
+        return KnownSizes(
+            SOURCE, lambda name, items, parts: _sizes_of(name, roles.sources[name], items)
+        )
+    return KnownSizes(NONE) if index is None else KnownSizes(INDEX, index.sizes)
 
 
 def _knows(source: object) -> bool:
@@ -166,20 +170,20 @@ def collates_by_size(batcher: SampleBatcher) -> bool:
     return not batcher.is_of_user() and getattr(batcher, "length_key", None) == KEY
 
 
-class ToldItems(Items):
+class SizedItems(Items):
     """Items of which only the sizes are asked: nothing of them is read, nothing is processed.
 
     Args:
         job: The job.
-        told: How sizes are known, for each set of roles.
+        known: How sizes are known, for each set of roles.
         indexes: The indexes of sizes, by the number of a set.
     """
 
     def __init__(
-        self, job: Job, told: Sequence[Told], indexes: Mapping[int, IndexedOutcomes]
+        self, job: Job, known: Sequence[KnownSizes], indexes: Mapping[int, IndexedOutcomes]
     ) -> None:
         super().__init__(job)
-        self._known_by, self._indexes = told, indexes
+        self._known_by, self._indexes = known, indexes
 
     @property
     def reads_ahead(self) -> bool:
@@ -206,5 +210,5 @@ class ToldItems(Items):
             return outcome
         assert not isinstance(outcome, Filtered)  # the processor is one to one
         [sample] = outcome
-        assert isinstance(sample, ToldSample)
+        assert isinstance(sample, SizedSample)
         return sample.size

@@ -1,0 +1,189 @@
+"""What families of vision-language models share: sizes, pixels, and the tokens of pictures."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.server.media.families.pictures import Pixels, pillow
+from penstock.server.media.families.settings import Settings
+from penstock.wire.errors import InvalidJob
+
+CLIP_MEAN, CLIP_STD = (
+    [0.48145466, 0.4578275, 0.40821073],
+    [0.26862954, 0.26130258, 0.27577711],
+)
+"""Of the pictures that CLIP was trained on, by channel, from 0 to 1 (arXiv 2103.00020)."""
+
+FAKE_SIDE = 56
+"""Pixels of the sides of the white picture that a conversation without one is given."""
+
+
+class PictureSize(NamedTuple):
+    """What a picture becomes, known from its width and height.
+
+    Attributes:
+        tokens: The tokens that stand for it among a conversation's.
+        patches: The patches that the vision tower takes.
+        pixels: Those of its resized form, padding and cropping included.
+        grid: Its patches in time, rows and columns; None = all pictures have one shape.
+    """
+
+    tokens: int
+    patches: int
+    pixels: int
+    grid: tuple[int, int, int] | None
+
+
+class Family(ABC):
+    """How one family of models takes pictures.
+
+    Class attributes:
+        name: What a job calls it.
+        classes: The classes of transformers' processors that belong to it.
+        known: The settings that it has.
+        defaults: Their values where neither the folder nor the job gives one.
+        around: The tokens that begin and end a picture, as templates write them; None = there are
+            none.
+        has_grids: Pictures have shapes of their own, `image_grid_thw`.
+        has_rope: Positions have three dimensions.
+
+    Args:
+        settings: Checked values, over `defaults`.
+        class_name: The class of the processor whose folder it is, for errors.
+
+    Glossary:
+        family: Models that take pictures alike: as many tokens for a size, and the same pixels.
+    """
+
+    name: ClassVar[str]
+    classes: ClassVar[tuple[str, ...]]
+    known: ClassVar[tuple[str, ...]]
+    defaults: ClassVar[Mapping[str, Any]]
+    around: ClassVar[tuple[str, str] | None] = None
+    has_grids: ClassVar[bool] = True
+    has_rope: ClassVar[bool] = False
+
+    def __init__(self, settings: Settings, class_name: str) -> None:
+        self.settings: Settings = {**self.defaults, **settings}
+        self.class_name = class_name
+        self.image_token: str = self.settings["image_token"]
+        self.image_id = -1
+        self.around_ids: tuple[int, int] | None = None
+        self._table = self._levels()
+
+    @classmethod
+    def layered(cls, settings: Settings) -> Settings:
+        """Return settings of one place in the names that this family goes by."""
+        return settings
+
+    def find_tokens(self, token_id: Callable[[str], int | None]) -> None:
+        """Look for the tokens of pictures.
+
+        Args:
+            token_id: Gives the number of a token's text; None = it is not in the vocabulary.
+
+        Raises:
+            InvalidJob: One is not there, and the family's pictures could not be told from text.
+        """
+        texts = (self.image_token, *(self.around or ()))
+        ids = [token_id(text) for text in texts]
+        if missing := [text for text, found in zip(texts, ids, strict=True) if found is None]:
+            raise InvalidJob(
+                f"the tokens of pictures of {self.class_name} (family {self.name}) are not found: "
+                f"{', '.join(map(repr, missing))} is not in the tokenizer's vocabulary; give the "
+                "folder of the processor with its own tokenizer, or name the token by settings: "
+                "{image_token: ...}",
+                key="tokenizer",
+            )
+        found = [each for each in ids if each is not None]
+        self.image_id = found[0]
+        if self.around is not None:
+            self.around_ids = (found[1], found[2])
+
+    @abstractmethod
+    def size(self, width: int, height: int) -> PictureSize:
+        """Return what a picture becomes: the one rule of indices, plans and readers.
+
+        Raises:
+            ValueError: The family refuses such a picture.
+        """
+
+    @abstractmethod
+    def patches(self, picture: Pixels) -> Pixels:
+        """Return the unnormalized values of a picture: uint8, as `pixel_values` of the family.
+
+        Args:
+            picture: uint8 (height, width, 3).
+        """
+
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of one entry of `pixel_values`; its first axis begins with channels."""
+
+    def values(self, patches: Pixels) -> npt.NDArray[np.float32]:
+        """Return what the family's processor gives, of what `patches` gave.
+
+        A pixel has one of 256 levels, so its normalized value is looked up: the same bits, made by
+        the same operations, for a fraction of the time.
+        """
+        if not len(patches):
+            return np.zeros(patches.shape, np.float32)
+        by_channel = patches.reshape(len(patches), 3, -1)
+        found = np.empty(by_channel.shape, np.float32)
+        for channel in range(3):
+            found[:, channel] = self._table[channel][by_channel[:, channel]]
+        return found.reshape(patches.shape)
+
+    def norm(self) -> npt.NDArray[np.float32]:
+        """Return what normalizes unnormalized pixels: (level - first) / second, by channel.
+
+        Returns:
+            float32 (2, 3).
+        """
+        factor = self.settings["rescale_factor"] if self.settings["do_rescale"] else 1.0
+        mean, std = [0.0] * 3, [1.0] * 3
+        if self.settings["do_normalize"]:
+            mean, std = self.settings["image_mean"], self.settings["image_std"]
+        return np.array([np.array(mean) / factor, np.array(std) / factor], dtype=np.float32)
+
+    def _levels(self) -> npt.NDArray[np.float32]:
+        """Return the value of each level in each channel: float32 (3, 256).
+
+        The order of operations, and where they round, is that of transformers' image processors
+        over Pillow.
+        """
+        levels = np.arange(256, dtype=np.float32)
+        if self.settings["do_rescale"]:
+            scaled = np.arange(256).astype(np.float64) * self.settings["rescale_factor"]
+            levels = scaled.astype(np.float32)
+        found = np.tile(levels, (3, 1))
+        if self.settings["do_normalize"]:
+            mean = np.array(self.settings["image_mean"], dtype=np.float32)[:, None]
+            std = np.array(self.settings["image_std"], dtype=np.float32)[:, None]
+            found = (found - mean) / std
+        return found
+
+    def _resized(self, picture: Pixels, height: int, width: int) -> Pixels:
+        """Return a picture in another size, as Pillow resizes it."""
+        if picture.shape[:2] == (height, width):
+            return picture
+        image = pillow()
+        found = image.fromarray(picture).resize((width, height), resample=self.settings["resample"])
+        return np.asarray(found)
+
+
+def identity_of(family: Family) -> dict[str, Any]:
+    """Return what of a family decides bytes, JSON-able: part of a job's identity."""
+    settings = {name: _plain(value) for name, value in sorted(family.settings.items())}
+    return {"family": family.name, "settings": settings}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(sorted(value.items()))
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -1,0 +1,272 @@
+"""Families that keep a picture's shape and cut it into patches: Qwen's and Kimi's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.server.media.families.family import CLIP_MEAN, CLIP_STD, Family, PictureSize
+from penstock.server.media.families.pictures import Pixels
+from penstock.server.media.families.settings import Settings
+
+_PIXEL_SETTINGS = (
+    "image_token",
+    "image_mean",
+    "image_std",
+    "rescale_factor",
+    "do_resize",
+    "do_rescale",
+    "do_normalize",
+    "resample",
+    "patch_size",
+    "merge_size",
+)
+
+MOST_ASPECT = 200
+"""How many times as long as wide a picture may be for Qwen's models."""
+
+
+def smart_resize(
+    height: int, width: int, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """Return the height and width, multiples of `factor`, that Qwen's models give a picture.
+
+    Both are rounded to the nearest multiple, halves to even; a picture of too many pixels is made
+    smaller, one of too few larger, in nearly its own aspect. "Qwen2-VL" (arXiv 2409.12191).
+
+    Raises:
+        ValueError: It is more than 200 times as long as it is wide.
+    """
+    if max(height, width) > MOST_ASPECT * min(height, width):
+        raise ValueError(
+            f"a picture of {width}x{height} pixels is more than {MOST_ASPECT} times as long as it "
+            "is wide, which the family refuses; leave it out of the data, or cut it"
+        )
+    rows, columns = round(height / factor), round(width / factor)
+    if rows * columns * factor**2 > max_pixels:
+        shrink = math.sqrt((height * width) / max_pixels)
+        rows = max(1, math.floor(height / shrink / factor))
+        columns = max(1, math.floor(width / shrink / factor))
+    elif rows * columns * factor**2 < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        rows, columns = math.ceil(height * grow / factor), math.ceil(width * grow / factor)
+    return rows * factor, columns * factor
+
+
+class QwenVl(Family):
+    """Qwen2-VL and Qwen2.5-VL: patches of two times 14x14 pixels, four of them to a token.
+
+    Patches lie in blocks of `merge_size` by `merge_size`, as the merger takes them; a still picture
+    fills `temporal_patch_size` times with itself.
+    """
+
+    name: ClassVar[str] = "qwen2_vl"
+    classes: ClassVar[tuple[str, ...]] = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
+    known: ClassVar[tuple[str, ...]] = (
+        *_PIXEL_SETTINGS,
+        "temporal_patch_size",
+        "min_pixels",
+        "max_pixels",
+        "size",
+    )
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "image_token": "<|image_pad|>",
+        "image_mean": CLIP_MEAN,
+        "image_std": CLIP_STD,
+        "rescale_factor": 1 / 255,
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "resample": 3,
+        "patch_size": 14,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "min_pixels": 56 * 56,
+        "max_pixels": 28 * 28 * 1280,
+    }
+    around: ClassVar[tuple[str, str] | None] = ("<|vision_start|>", "<|vision_end|>")
+    has_rope: ClassVar[bool] = True
+
+    @classmethod
+    def layered(cls, settings: Settings) -> Settings:
+        """Return bounds as pixels, whichever names a file has for them."""
+        found = dict(settings)
+        size = found.pop("size", {})
+        for name, others in (
+            ("min_pixels", ("shortest_edge", "min_pixels")),
+            ("max_pixels", ("longest_edge", "max_pixels")),
+        ):
+            for other in others:
+                if other in size:
+                    found.setdefault(name, size[other])
+        return found
+
+    def size(self, width: int, height: int) -> PictureSize:
+        """Return what a picture becomes."""
+        patch, merge = self.settings["patch_size"], self.settings["merge_size"]
+        height, width = self._bounds(width, height)
+        rows, columns = height // patch, width // patch
+        count = rows * columns
+        return PictureSize(count // merge**2, count, height * width, (1, rows, columns))
+
+    def patches(self, picture: Pixels) -> Pixels:
+        """Return uint8 (rows * columns, channels * times * patch * patch)."""
+        patch, merge = self.settings["patch_size"], self.settings["merge_size"]
+        times = self.settings["temporal_patch_size"]
+        height, width = self._bounds(picture.shape[1], picture.shape[0])
+        resized = self._resized(picture, height, width)
+        rows, columns = height // patch, width // patch
+        blocks = resized.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+        found = np.empty((rows * columns, 3, times, patch, patch), np.uint8)
+        # (block row, block column, row in block, column in block, channel, y, x)
+        found.reshape(rows // merge, columns // merge, merge, merge, 3, times, patch, patch)[:] = (
+            blocks.transpose(0, 3, 1, 4, 6, 2, 5)[:, :, :, :, :, None]
+        )
+        return found.reshape(rows * columns, -1)
+
+    def values(self, patches: Pixels) -> npt.NDArray[np.float32]:
+        """Return what the family's processor gives; all times of a still picture are alike."""
+        times = self.settings["temporal_patch_size"]
+        by_time = patches.reshape(len(patches), 3, times, self.settings["patch_size"] ** 2)
+        found = super().values(by_time[:, :, :1])
+        return np.repeat(found, times, axis=2).reshape(patches.shape)
+
+    def shape(self) -> tuple[int, ...]:
+        """Return the length of a patch."""
+        return (3 * self.settings["temporal_patch_size"] * self.settings["patch_size"] ** 2,)
+
+    def _bounds(self, width: int, height: int) -> tuple[int, int]:
+        settings = self.settings
+        factor = settings["patch_size"] * settings["merge_size"]
+        if not settings["do_resize"]:
+            if height % factor or width % factor:
+                raise ValueError(
+                    f"a picture of {width}x{height} pixels is not a multiple of {factor} in both "
+                    "directions, and settings.do_resize is false: set it to true"
+                )
+            return height, width
+        return smart_resize(height, width, factor, settings["min_pixels"], settings["max_pixels"])
+
+
+class Qwen3Vl(QwenVl):
+    """Qwen3-VL and Qwen3.5: patches of 16x16 pixels, mean and deviation of a half."""
+
+    name: ClassVar[str] = "qwen3_vl"
+    classes: ClassVar[tuple[str, ...]] = ("Qwen3VLProcessor",)
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **QwenVl.defaults,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "patch_size": 16,
+        "min_pixels": 256 * 256,
+        "max_pixels": 4096 * 4096,
+    }
+
+
+def navit_resize(
+    height: int, width: int, patch: int, max_patches: int, max_side_patches: int
+) -> tuple[int, int]:
+    """Return the height and width that Kimi's models give a picture before they pad it.
+
+    It is made smaller where it has too many patches, in all or along a side, and never larger.
+    "Patch n' Pack: NaViT" (arXiv 2307.06304), as Kimi-K2.5 has it.
+    """
+    count = max(1.0, height // patch) * max(1.0, width // patch)
+    most = max_side_patches * patch
+    scale = min(1.0, math.sqrt(max_patches / count), most / height, most / width)
+    return (
+        min(max(1, int(height * scale)), most),
+        min(max(1, int(width * scale)), most),
+    )
+
+
+class Kimi(Family):
+    """Kimi-K2.5: patches of 14x14 pixels in rows, black at the right and below to a whole token."""
+
+    name: ClassVar[str] = "kimi"
+    classes: ClassVar[tuple[str, ...]] = ("Kimi_K25Processor", "KimiK25Processor")
+    known: ClassVar[tuple[str, ...]] = (
+        *_PIXEL_SETTINGS,
+        "max_patches",
+        "max_side_patches",
+        "size",
+    )
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "image_token": "<|media_pad|>",
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "rescale_factor": 1 / 255,
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "resample": 3,
+        "patch_size": 14,
+        "merge_size": 2,
+        "max_patches": 16384,
+        "max_side_patches": 512,
+    }
+    around: ClassVar[tuple[str, str] | None] = ("<|media_begin|>", "<|media_end|>")
+
+    @classmethod
+    def layered(cls, settings: Settings) -> Settings:
+        """Return the bound of a side as patches, as the files of processors mean it."""
+        found = dict(settings)
+        size = found.pop("size", {})
+        if "max_height" in size:
+            found.setdefault("max_side_patches", size["max_height"])
+        return found
+
+    def size(self, width: int, height: int) -> PictureSize:
+        """Return what a picture becomes."""
+        patch, merge = self.settings["patch_size"], self.settings["merge_size"]
+        (height, width), _ = self._bounds(width, height)
+        rows, columns = height // patch, width // patch
+        count = rows * columns
+        return PictureSize(count // merge**2, count, height * width, (1, rows, columns))
+
+    def patches(self, picture: Pixels) -> Pixels:
+        """Return uint8 (rows * columns, channels, patch, patch)."""
+        patch = self.settings["patch_size"]
+        (height, width), inner = self._bounds(picture.shape[1], picture.shape[0])
+        padded = np.zeros((height, width, 3), np.uint8)
+        padded[: inner[0], : inner[1]] = self._resized(picture, *inner)
+        rows, columns = height // patch, width // patch
+        blocks = padded.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 4, 1, 3)
+        return np.ascontiguousarray(blocks).reshape(rows * columns, 3, patch, patch)
+
+    def shape(self) -> tuple[int, ...]:
+        """Return channels, rows and columns of a patch."""
+        return (3, self.settings["patch_size"], self.settings["patch_size"])
+
+    def _bounds(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return height and width with padding, and without."""
+        settings = self.settings
+        factor = settings["patch_size"] * settings["merge_size"]
+        inner = height, width
+        if settings["do_resize"]:
+            inner = navit_resize(
+                height,
+                width,
+                settings["patch_size"],
+                settings["max_patches"],
+                settings["max_side_patches"],
+            )
+        return (-(-inner[0] // factor) * factor, -(-inner[1] // factor) * factor), inner
+
+    def _levels(self) -> npt.NDArray[np.float32]:
+        """Return the value of each level: transformers has this family over torchvision alone.
+
+        There mean and deviation are scaled, and not the picture, so it rounds elsewhere.
+        """
+        settings = self.settings
+        if not (settings["do_rescale"] and settings["do_normalize"]):
+            return super()._levels()
+        factor = np.float32(1.0 / settings["rescale_factor"])
+        mean = np.array(settings["image_mean"], dtype=np.float32)[:, None] * factor
+        std = np.array(settings["image_std"], dtype=np.float32)[:, None] * factor
+        found: npt.NDArray[np.float32] = (np.arange(256, dtype=np.float32) - mean) / std
+        return found

@@ -1,0 +1,143 @@
+"""Which family the folder of a processor is, and with which settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.server.media.families.family import Family
+from penstock.server.media.families.fixed_families import DefaultFamily, Llava
+from penstock.server.media.families.patch_families import Kimi, Qwen3Vl, QwenVl
+from penstock.server.media.families.settings import Settings, checked
+from penstock.wire.errors import InvalidJob
+
+FAMILIES: dict[str, type[Family]] = {
+    cls.name: cls for cls in (QwenVl, Qwen3Vl, Llava, Kimi, DefaultFamily)
+}
+"""What `family` of a job may name."""
+
+_CLASSES = {name: cls for cls in FAMILIES.values() for name in cls.classes}
+_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+
+_TILES = (
+    "crop_to_patches",
+    "do_image_splitting",
+    "do_pan_and_scan",
+    "image_grid_pinpoints",
+    "max_image_tiles",
+)
+"""Settings of processors that cut a picture into several, by its shape."""
+
+
+def load_family(folder: Path, name: str | None, given: Mapping[str, Any] | None) -> Family:
+    """Return the family of a processor.
+
+    Args:
+        folder: The processor's, as `save_pretrained` of transformers writes it.
+        name: The family; None = that of the processor's class, which its files name.
+        given: Settings over those of the folder; what neither has is the family's default.
+
+    Raises:
+        InvalidJob: The files name no class of a family, or a setting makes no sense.
+    """
+    found, class_name, place = _found(folder)
+    if name is not None:
+        if name not in FAMILIES:
+            raise InvalidJob(f"family is {name!r}; give one of {', '.join(FAMILIES)}", key="family")
+        cls = FAMILIES[name]
+    else:
+        cls = _class(folder, class_name)
+    class_name = class_name or f"the family {cls.name}"
+    if cls is DefaultFamily and (tiles := [key for key in _TILES if found.get(key)]):
+        raise InvalidJob(
+            f"{class_name} cuts pictures into several by their shape ({tiles[0]} in "
+            f"{str(folder / place)!r}), and the family default has one shape for all: give another "
+            "family, or make samples by a function",
+            key="family",
+        )
+    own = cls.layered(checked(_numbers(found), cls.known, str(folder / place), cls.name))
+    settings: Settings = cls.layered(checked(given or {}, cls.known, "", cls.name))
+    return cls({**own, **settings}, class_name)
+
+
+def _class(folder: Path, class_name: str | None) -> type[Family]:
+    if class_name is None:
+        raise InvalidJob(
+            f"the folder {str(folder)!r} does not say of which processor it is: there is no "
+            "processor_class in its preprocessor_config.json or processor_config.json; give a "
+            f"family, one of {', '.join(FAMILIES)}",
+            key="family",
+        )
+    cls = _CLASSES.get(class_name)
+    if cls is None:
+        raise InvalidJob(
+            f"the folder {str(folder)!r} is that of {class_name}, and no family has that class: "
+            f"known are {', '.join(_CLASSES)}; if its pictures are taken as those of one of "
+            f"{', '.join(FAMILIES)} are, name that family",
+            key="family",
+        )
+    return cls
+
+
+def _found(folder: Path) -> tuple[dict[str, Any], str | None, str]:
+    """Return what the files of a folder say, the processor's class, and the file of pictures."""
+    values: dict[str, Any] = {}
+    class_name, place = None, _FILES[1]
+    for name in _FILES:
+        content = read_json(folder / name)
+        class_name = class_name or content.get("processor_class")
+        if name == "tokenizer_config.json":
+            more = content.get("extra_special_tokens")
+            token = content.get("image_token") or (
+                more.get("image_token") if isinstance(more, Mapping) else None
+            )
+            if token is not None:
+                values["image_token"] = token["content"] if isinstance(token, Mapping) else token
+            continue
+        nested = content.pop("image_processor", None)
+        if isinstance(nested, Mapping):
+            content = {**content, **nested}
+        if content and any(key.startswith("image_") for key in content):
+            place = name
+        values.update({key: value for key, value in content.items() if value is not None})
+    return values, class_name, place
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as families have them.
+
+    Older files have one number for both sides. A processor that does not crop has no word of it in
+    its file. `do_pad` makes pictures square in LLaVA's own processor alone.
+    """
+    values = dict(found)
+    kind = values.get("image_processor_type")
+    if not (isinstance(kind, str) and kind.startswith("LlavaImageProcessor")):
+        values.pop("do_pad", None)
+    if "image_mean" in values:
+        values.setdefault("do_center_crop", False)
+    if isinstance(values.get("size"), int):
+        values["size"] = {"shortest_edge": values["size"]}
+    if isinstance(side := values.get("crop_size"), int):
+        values["crop_size"] = {"height": side, "width": side}
+    return values
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object that a file holds; empty = there is no such file.
+
+    Raises:
+        InvalidJob: It cannot be read.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidJob(
+            f"{str(path)!r} cannot be read ({error}): write it again, as save_pretrained of "
+            "transformers does",
+            key="tokenizer",
+        ) from None
+    return found if isinstance(found, dict) else {}

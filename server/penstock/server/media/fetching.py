@@ -1,0 +1,278 @@
+"""Fetches media ahead of those who decode them, several at once, within a bound of bytes.
+
+What is asked for here is fetched by threads, in the order in which it was asked for. Whoever needs
+a medium takes it, or waits for it while it comes; what no thread has begun is fetched by the caller
+itself, so nobody waits for room. Errors are nobody's here: whoever needs the medium tries again,
+and is told.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.server.media.file_medium import FileMedium
+
+logger = logging.getLogger("penstock")
+
+WAITS_S = 0.001
+"""Where fetching a medium takes longer than this, threads fetch; below it they cost more than they
+save."""
+
+MAX_ASKED = 4096
+"""Media that wait for a thread, at most."""
+
+GAP_BYTES, JOINED_BYTES = 64 << 10, 8 << 20
+"""Parts of one file that lie no further apart are read at once, up to so many bytes together: what
+lies between them comes faster than another reply does."""
+
+STALE_TAKES = 256
+"""What was fetched and not taken while so many others were taken, and four times as many as are
+held, will not be taken: its lane has gone on elsewhere."""
+
+
+class _Ahead:
+    """A medium that was asked for.
+
+    Attributes:
+        medium: What fetches it.
+        count: How many of its first bytes; None = all.
+        data: The bytes, once they are there.
+        is_busy: Somebody fetches it.
+        room: Bytes that are counted for it.
+        takes: How many were taken before it was there.
+    """
+
+    __slots__ = ("count", "data", "is_busy", "medium", "room", "takes")
+
+    def __init__(self, medium: FileMedium, count: int | None) -> None:
+        self.medium, self.count = medium, count
+        self.data: bytes | None = None
+        self.is_busy, self.room, self.takes = False, 0, 0
+
+
+class Fetching:
+    """Fetches, keeps within a bound, and counts what is read. For any thread.
+
+    Args:
+        requests: How many are fetched at once, at most.
+        most_bytes: Bytes that are fetched and not taken, or on their way, at most.
+        fetch_s: How long fetching a medium takes, as long as nobody has measured it.
+
+    Attributes:
+        held_bytes: Bytes that are fetched and not taken, or on their way.
+    """
+
+    def __init__(self, requests: int, most_bytes: int, fetch_s: float) -> None:
+        self._requests, self._most_bytes = requests, most_bytes
+        self._fetch_s, self._mean_bytes = fetch_s, 0.0
+        self._changed = threading.Condition()
+        self._ahead: OrderedDict[Hashable, _Ahead] = OrderedDict()
+        self._asked: deque[_Ahead] = deque()
+        self._threads = self._idle = self._takes = self._read_bytes = 0
+        self.held_bytes = 0
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether it is worth while to ask for media before they are needed."""
+        return self._fetch_s > WAITS_S and self._most_bytes > 0
+
+    # --- for those who know what will be needed ---
+
+    def ask(self, media: Iterable[FileMedium], count: int | None = None, *, now: bool) -> None:
+        """Have media fetched.
+
+        Args:
+            media: The media, in the order in which they are needed.
+            count: How many of their first bytes; None = all.
+            now: They are needed before all that was asked for earlier.
+        """
+        with self._changed:
+            new: list[_Ahead] = []
+            for medium in media:
+                known = self._ahead.get((medium.key, count))
+                if known is None and len(self._asked) + len(new) < MAX_ASKED:
+                    known = self._ahead[medium.key, count] = _Ahead(medium, count)
+                    new.append(known)
+                elif now and known is not None and known in self._asked:
+                    self._asked.remove(known)
+                    new.append(known)
+            if now:
+                self._asked.extendleft(reversed(new))
+            else:
+                self._asked.extend(new)
+            lacking = len(self._asked) - self._idle
+            for _ in range(min(lacking, self._requests - self._threads)):
+                self._threads += 1
+                threading.Thread(target=self._serve, name="penstock-media", daemon=True).start()
+            self._changed.notify_all()
+
+    # --- for those who need it ---
+
+    def take(self, medium: FileMedium, count: int | None = None) -> bytes | None:
+        """Return the bytes of a medium that was asked for, and forget them.
+
+        Waits for one that is on its way.
+
+        Returns:
+            None = it was not asked for, no thread has begun with it, or it could not be fetched:
+            fetch it.
+        """
+        with self._changed:
+            known = self._ahead.get((medium.key, count))
+            if known is None:
+                return None
+            if not known.is_busy and known.data is None:
+                self._asked.remove(known)
+                del self._ahead[medium.key, count]
+                return None
+            self._changed.wait_for(lambda: not known.is_busy)
+            if self._ahead.get((medium.key, count)) is known:
+                self._takes += 1
+                self._drop(known)
+            return known.data
+
+    def look(self, medium: FileMedium) -> bytes | None:
+        """Return the bytes of a medium that is asked for whole, and keep them.
+
+        What no thread has begun is fetched here: whoever looks at the head of a medium that is
+        asked for whole is about to read it.
+        """
+        with self._changed:
+            known = self._ahead.get((medium.key, None))
+            if known is None:
+                return None
+            if known.is_busy:
+                self._changed.wait_for(lambda: not known.is_busy)
+                return known.data
+            if known.data is not None:
+                return known.data
+            self._asked.remove(known)
+            self._begin([known])
+        self._fetch([known])
+        return known.data
+
+    # --- counts ---
+
+    def count_read(self, nbytes: int) -> None:
+        """Count bytes that were read from where media lie."""
+        with self._changed:
+            self._read_bytes += nbytes
+
+    def note(self, nbytes: int, seconds: float) -> None:
+        """Count what a request for a file gave, and note how long it took."""
+        with self._changed:
+            self._read_bytes += nbytes
+            self._fetch_s += 0.1 * (seconds - self._fetch_s)
+            self._mean_bytes += 0.1 * (nbytes - self._mean_bytes)
+
+    def read_bytes(self) -> int:
+        """Return the bytes that were read since the last call."""
+        with self._changed:
+            count, self._read_bytes = self._read_bytes, 0
+        return count
+
+    # --- in threads ---
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._idle += 1
+                self._changed.wait_for(self._may_begin)
+                self._idle -= 1
+                together = self._neighbours(self._asked[0])
+                for known in together:
+                    self._asked.remove(known)
+                self._begin(together)
+            self._fetch(together)
+
+    def _may_begin(self) -> bool:
+        if not self._asked:
+            return False
+        if not self.held_bytes:
+            return True
+        self._drop_stale()
+        return self.held_bytes + self._room(self._asked[0]) <= self._most_bytes
+
+    def _room(self, known: _Ahead) -> int:
+        expected = known.medium.expected_bytes
+        if expected is None:
+            expected = int(self._mean_bytes)
+        return expected if known.count is None else min(known.count, expected)
+
+    def _begin(self, together: list[_Ahead]) -> None:
+        for known in together:
+            known.is_busy, known.room = True, self._room(known)
+            self.held_bytes += known.room
+
+    def _neighbours(self, first: _Ahead) -> list[_Ahead]:
+        """Return a part of a file with others that are asked for and lie beside it, in order."""
+        span = first.medium.span
+        if span is None or first.count is not None:
+            return [first]
+        path = first.medium.place.path
+        others = [
+            (known.medium.span, known)
+            for known in self._asked
+            if known.medium.place.path == path and known.count is None and known is not first
+        ]
+        start, stop = span
+        found = [(start, first)]
+        room = self._most_bytes - self.held_bytes
+        apart = sorted((other, n) for n, (other, _) in enumerate(others) if other is not None)
+        for (begin, end), number in [each for each in apart if each[0] >= span]:
+            longer = max(stop, end) - start
+            if begin - stop > GAP_BYTES or longer > min(JOINED_BYTES, room):
+                break
+            found.append((begin, others[number][1]))
+            stop = max(stop, end)
+        for (begin, end), number in [each for each in apart[::-1] if each[0] < span]:
+            longer = max(stop, end) - begin
+            if start - end > GAP_BYTES or longer > min(JOINED_BYTES, room):
+                break
+            found.append((begin, others[number][1]))
+            start, stop = begin, max(stop, end)
+        return [known for _, known in sorted(found, key=lambda each: each[0])]
+
+    def _fetch(self, together: list[_Ahead]) -> None:
+        """Fetch what was begun; what fails is forgotten."""
+        found: list[bytes] | None = None
+        try:
+            first = together[0].medium
+            if len(together) == 1:
+                found = [first.fetch(together[0].count)]
+            else:
+                found = first.fetch_parts([known.medium for known in together])
+        except Exception as error:
+            # Whoever needs it tries again, and is told: see FileMedium.
+            logger.debug("%s was not fetched ahead: %s", together[0].medium.name, error)
+        with self._changed:
+            for number, known in enumerate(together):
+                known.is_busy, known.takes = False, self._takes
+                if found is None:
+                    self._drop(known)
+                else:
+                    known.data = found[number]
+                    self.held_bytes += len(known.data) - known.room
+                    known.room = len(known.data)
+            self._changed.notify_all()
+
+    def _drop(self, known: _Ahead) -> None:
+        self._ahead.pop((known.medium.key, known.count), None)
+        self.held_bytes -= known.room
+        known.room = 0
+        self._changed.notify_all()
+
+    def _drop_stale(self) -> None:
+        limit = max(STALE_TAKES, 4 * len(self._ahead))
+        stale = [
+            known
+            for known in self._ahead.values()
+            if known.data is not None and self._takes - known.takes > limit
+        ]
+        for known in stale:
+            self._drop(known)

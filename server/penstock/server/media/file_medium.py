@@ -1,0 +1,212 @@
+"""A picture or a sound in a file: of this machine, or behind a URL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.server.files.catalog import Stamp
+from penstock.server.media.listing import Listed
+from penstock.server.media.media_places import MediaPlace, is_url
+from penstock.server.media.media_reference import FileReference
+from penstock.server.media.media_storage import (
+    FIRST_BYTES,
+    Filesystems,
+    Part,
+    changed,
+    read_local,
+    read_remote,
+    trouble,
+)
+from penstock.server.media.medium import HEAD_BYTES, Medium
+from penstock.wire.credentials import without_credentials
+from penstock.wire.errors import BadItem
+
+if TYPE_CHECKING:
+    from penstock.server.media.fetching import Fetching
+
+
+class FileMedium(Medium):
+    """The bytes of a file, or of a part of it.
+
+    Args:
+        reference: What the item says.
+        place: Where that leads.
+        listed: How the file looked when the job began; None = that is not known.
+        most_bytes: What has more bytes is not read.
+        filesystems: Opens what lies behind URLs.
+        fetching: Counts, and fetches ahead.
+
+    Attributes:
+        place: The same.
+        key: What is read, for those who fetch it ahead.
+    """
+
+    def __init__(
+        self,
+        reference: FileReference,
+        place: MediaPlace,
+        listed: Listed | None,
+        most_bytes: int,
+        filesystems: Filesystems,
+        fetching: Fetching,
+    ) -> None:
+        self.name = without_credentials(place.path)
+        self.place, self._reference = place, reference
+        self.key = place.path, reference.start, reference.length
+        self._listed, self._most_bytes = listed, most_bytes
+        self._filesystems, self._fetching = filesystems, fetching
+        self._seen: Stamp | None = None  # of a file that is not listed
+        self._head: bytes | None = None
+
+    def head(self, count: int = HEAD_BYTES) -> bytes | memoryview:
+        """Return its first bytes; see `Medium.head`."""
+        if self._head is None or (len(self._head) < count and not self._is_all(self._head)):
+            known = self._fetching.look(self)
+            if known is not None:
+                return memoryview(known)[:count]
+            self._head = self._fetching.take(self, count) or self._tried(partial(self.fetch, count))
+        return self._head[:count]
+
+    def read(self) -> bytes | memoryview:
+        """Return all its bytes; see `Medium.read`."""
+        if self._head is not None and self._is_all(self._head):
+            return self._head
+        found = self._fetching.take(self)
+        if found is None:
+            return self._tried(partial(self.fetch, None))
+        self.failure = None
+        return found
+
+    def size(self) -> int:
+        """Return how many bytes it has, which reading its head tells; see `Medium.size`."""
+        if self.expected_bytes is None:
+            self.head()
+        assert self.expected_bytes is not None
+        return self.expected_bytes
+
+    def at(self, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes `[start, stop)` of it, read alone; see `Medium.at`."""
+        stop = min(stop, self.size())
+        if self._head is not None and stop <= len(self._head):
+            return self._head[start:stop]
+        if stop <= start:
+            return b""
+        first = self._reference.start
+        return self._tried(lambda: self._read(first + start, first + stop))
+
+    @property
+    def expected_bytes(self) -> int | None:
+        """Return how many bytes it has; None = nobody knows before they are read."""
+        if self._reference.length is not None:
+            return self._reference.length
+        known = self._listed or self._seen
+        return None if known is None else max(0, known.size - self._reference.start)
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """Return which part of a file it is, `[start, stop)`; None = it ends with its file."""
+        start, length = self._reference.start, self._reference.length
+        return None if length is None else (start, start + length)
+
+    def _is_all(self, head: bytes) -> bool:
+        return len(head) == self.expected_bytes
+
+    def _tried(self, read: Callable[[], bytes]) -> bytes:
+        self.failure = None
+        try:
+            return read()
+        except Exception as error:
+            self.failure = trouble(error, self.place, self._listed)
+            if self.failure is error:
+                raise
+            raise self.failure from error
+
+    # --- reading ---
+
+    def fetch(self, count: int | None) -> bytes:
+        """Read its first bytes, or all of them, from where they lie; for any thread.
+
+        Args:
+            count: How many; None = all.
+
+        Raises:
+            BadItem: It has more bytes than are read, or fewer than the item says.
+            SourceChanged: It is not the one that the job began with.
+            Exception: It cannot be read; see `trouble`.
+        """
+        start, length = self._reference.start, self._reference.length
+        if (size := self.expected_bytes) is not None:
+            self._check_bytes(size)
+            stop = start + (size if count is None else min(size, count))
+            data = self._read(start, stop)
+        elif is_url(self.place.path):
+            data = self._read(start, start + (FIRST_BYTES if count is None else count))
+            size = self.expected_bytes
+            assert size is not None
+            if count is None:
+                self._check_bytes(size)
+                if len(data) < size:
+                    data += self._read(start + len(data), start + size)
+        else:
+            stop = start + (self._most_bytes + 1 if count is None else count)
+            data = self._read(start, stop)
+            size = self.expected_bytes
+            if size is not None:
+                self._check_bytes(size)
+        wanted = size if count is None or size is None else min(size, count)
+        if wanted is not None and len(data) < wanted:
+            raise BadItem(
+                f"{self.name} ends before byte {start + (length or wanted)} that the item names",
+                reason=f"{self.name} is too short",
+                path=self.name,
+            )
+        return data
+
+    def fetch_parts(self, media: Sequence[FileMedium]) -> list[bytes]:
+        """Read several parts of its file at once; raises as `fetch`.
+
+        Args:
+            media: Parts of the same file, this among them.
+        """
+        spans = [medium.span for medium in media if medium.span is not None]
+        for start, stop in spans:
+            self._check_bytes(stop - start)
+        first, last = min(spans)[0], max(stop for _, stop in spans)
+        data = self._read(first, last)
+        if len(data) < last - first:
+            raise EOFError(f"{self.name} ends before byte {last}")
+        return [data[start - first : stop - first] for start, stop in spans]
+
+    def _read(self, start: int, stop: int) -> bytes:
+        began_s = time.monotonic()
+        part = self._part(start, stop)
+        if self._listed is not None:
+            if not self._listed.is_same(part.stamp):
+                raise changed(self.place, self._listed.size, part.stamp.size)
+        elif self._seen is None:
+            self._seen = part.stamp
+        elif self._seen[:2] != part.stamp[:2]:
+            raise changed(self.place, self._seen.size, part.stamp.size)
+        self._fetching.note(len(part.data), time.monotonic() - began_s)
+        return part.data
+
+    def _part(self, start: int, stop: int) -> Part:
+        if not is_url(self.place.path):
+            return read_local(self.place.path, start, stop)
+        ranges, path = self._filesystems.find(self.place.path)
+        known = self._seen
+        if self._listed is not None:
+            known = Stamp(self._listed.size, "", "", False)
+        return read_remote(ranges, path, start, stop, known)
+
+    def _check_bytes(self, size: int) -> None:
+        if size > self._most_bytes:
+            raise BadItem(
+                f"{self.name} has {size:,} bytes, and max_file_bytes of media is "
+                f"{self._most_bytes:,}: raise that, if such files are meant",
+                reason=f"{self.name} has {size:,} bytes",
+                path=self.name,
+            )

@@ -1,0 +1,248 @@
+"""What lies in a directory of media: how each file looked when the job began, in little memory.
+
+All files are listed, and none is opened for that. Of each file 32 bytes are kept: a hash of its
+name, its size, and a hash of what tells its version. A node lists a directory once, and its workers
+map the same memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import posixpath
+import struct
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.server.files.catalog import (
+    Catalog,
+    Stamp,
+    catalog_key,
+    handed,
+    local_stamp,
+    open_catalog,
+    remote_stamp,
+)
+from penstock.server.files.content import WHOLE_BYTES, content_hash
+from penstock.server.files.ranges import LOOKERS, LocalRanges, Ranges
+
+ENDINGS = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm",
+    ".pgm", ".pbm", ".jp2", ".avif", ".heic", ".npy", ".wav", ".flac", ".ogg", ".opus", ".mp3",
+    ".m4a", ".aac", ".aif", ".aiff", ".mp4", ".mkv", ".webm", ".mov", ".avi", ".mdb", ".lmdb",
+)  # fmt: skip
+"""What names of pictures, sounds, films and LMDBs end in. Other files of a directory may change
+while a job runs: a store, a log, the table that names the media."""
+
+DATABASES = (".mdb", ".lmdb")
+
+HASHED_FILES, HASHED_WHOLE = 1024, 4096
+"""Of more than `HASHED_WHOLE` files, or of more than 64 MiB in all, so many are hashed, at their
+heads and tails: 128 MiB at most are read, whatever the directory holds."""
+
+MAX_DEPTH = 64
+"""Folders below each other: links may form a ring."""
+
+_FORMAT = 1
+_LENGTH = struct.Struct("<QQ")
+_ROW = np.dtype([("name", "<u8"), ("check", "<u8"), ("size", "<u8"), ("version", "<u8")])
+
+
+class Listed(NamedTuple):
+    """A file as it was found.
+
+    Attributes:
+        size: Bytes.
+        version: A hash of what tells its version; 0 = its filesystem does not tell.
+    """
+
+    size: int
+    version: int
+
+    def is_same(self, stamp: Stamp) -> bool:
+        """Tell whether a file that looks like this is the one that was found."""
+        if stamp.size != self.size:
+            return False
+        return not (self.version and stamp.version) or self.version == version_of(stamp)
+
+
+def version_of(stamp: Stamp) -> int:
+    """Return a hash of what tells the version of a file; 0 = nothing does."""
+    if not stamp.version:
+        return 0
+    digest = hashlib.blake2b(stamp.version.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+def _name_hash(name: str) -> tuple[int, int]:
+    digest = hashlib.blake2b(os.fsencode(name), digest_size=16).digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+
+
+class MediaListing:
+    """The files of one directory of media.
+
+    Attributes:
+        key: By which workers find what their node has listed.
+        fingerprint: What identifies the content: how many files, their bytes, a hash of all names
+            and sizes, and one of the content of some; JSON-able.
+        endings: What names end in that are listed; empty = all are.
+    """
+
+    def __init__(self, key: str, data: bytes | memoryview) -> None:
+        self.key, self._data = key, data
+        head, rows = _LENGTH.unpack_from(data, 0)
+        at = _LENGTH.size + head
+        said = json.loads(bytes(data[_LENGTH.size : at]))
+        self.fingerprint: dict[str, Any] = said["fingerprint"]
+        self.endings = tuple(said["endings"])
+        self._rows = np.frombuffer(data, _ROW, rows, at)
+
+    def __len__(self) -> int:
+        """Return how many files there are."""
+        return len(self._rows)
+
+    def lists(self, name: str) -> bool:
+        """Tell whether a file of this name would be listed."""
+        return _is_listed(name, self.endings)
+
+    def find(self, name: str) -> Listed | None:
+        """Return a file as it was found; None = there was none of this name."""
+        first, second = _name_hash(name)
+        at = int(np.searchsorted(self._rows["name"], np.uint64(first)))
+        while at < len(self._rows) and int(self._rows["name"][at]) == first:
+            if int(self._rows["check"][at]) == second:
+                return Listed(int(self._rows["size"][at]), int(self._rows["version"][at]))
+            at += 1
+        return None
+
+    def to_bytes(self) -> bytes | memoryview:
+        """Return all of it, for other processes."""
+        return self._data
+
+
+def listing_of(ranges: Ranges, root: str, endings: tuple[str, ...], options: Any) -> MediaListing:
+    """Return the files of a directory: as this process's node has listed them, or listed now.
+
+    Args:
+        ranges: How its filesystem is asked.
+        root: The directory, as its filesystem calls it.
+        endings: What names of files end in that count; empty = all count.
+        options: Of its filesystem.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
+    key = catalog_key("media", _FORMAT, type(ranges.fs).__name__, root, endings, options)
+    if (known := handed(key)) is not None:
+        return MediaListing(key, known)
+    found = {name: stamp for name, stamp in _stamps(ranges, root) if _is_listed(name, endings)}
+    rows = np.array(
+        sorted((*_name_hash(name), stamp.size, version_of(stamp)) for name, stamp in found.items()),
+        _ROW,
+    )
+    names = np.ascontiguousarray(rows[["name", "check", "size"]]).tobytes()
+    fingerprint = {
+        "files": len(rows),
+        "bytes": int(rows["size"].sum()),
+        "names": hashlib.sha256(names).hexdigest(),
+        "content": _content(ranges, root, found, options),
+    }
+    head = json.dumps({"fingerprint": fingerprint, "endings": endings}).encode()
+    head += b" " * (-(_LENGTH.size + len(head)) % 8)  # the rows are aligned
+    return MediaListing(key, _LENGTH.pack(len(head), len(rows)) + head + rows.tobytes())
+
+
+def _is_listed(name: str, endings: tuple[str, ...]) -> bool:
+    base = posixpath.basename(name)
+    # What LMDB keeps its readers in changes with each of them.
+    return (
+        base != "lock.mdb"
+        and not base.endswith("-lock")
+        and (not endings or base.lower().endswith(endings))
+    )
+
+
+# --- listing --------------------------------------------------------------------------------------
+
+
+def _stamps(ranges: Ranges, root: str) -> Iterator[tuple[str, Stamp]]:
+    """Yield the name below the root and the stamp of every file."""
+    if isinstance(ranges, LocalRanges):
+        yield from _local(root, "", ())
+        return
+    found: Mapping[str, Mapping[str, Any]] = ranges.fs.find(root, detail=True)
+    above = root.rstrip("/") + "/"
+    stamps = {
+        path: remote_stamp(info)
+        for path, info in found.items()
+        if path.startswith(above) and info.get("size") is not None
+    }
+    if not all(ranges.look(path, listed=False)[:2] == stamps[path][:2] for path in [*stamps][:3]):
+        # Its listings tell versions otherwise than a look does, which would seem a change.
+        stamps = {path: stamp._replace(version="") for path, stamp in stamps.items()}
+    for path, stamp in stamps.items():
+        yield path[len(above) :], stamp
+
+
+def _local(
+    folder: str, name: str, above: tuple[tuple[int, int], ...]
+) -> Iterator[tuple[str, Stamp]]:
+    """Yield the files of a local folder and of those in it; links are followed, rings are not."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                found = entry.stat()
+            except FileNotFoundError:  # a link that leads nowhere, or gone by now
+                continue
+            if entry.is_dir():
+                here = found.st_dev, found.st_ino
+                if here not in above and len(above) < MAX_DEPTH:
+                    yield from _local(entry.path, f"{name}{entry.name}/", (*above, here))
+            elif entry.is_file():
+                yield name + entry.name, local_stamp(found)
+
+
+# --- content --------------------------------------------------------------------------------------
+
+
+def _content(ranges: Ranges, root: str, found: Mapping[str, Stamp], options: Any) -> str:
+    """Return a hash of the content of all files, or of some that their names choose."""
+    whole = len(found) <= HASHED_WHOLE and sum(s.size for s in found.values()) <= WHOLE_BYTES
+    chosen = sorted(found, key=_name_hash)
+    if not whole:
+        databases = [name for name in chosen if name.lower().endswith(DATABASES)]
+        chosen = list(dict.fromkeys([*databases[:HASHED_FILES], *chosen[:HASHED_FILES]]))
+    kept = open_catalog(catalog_key("media content", type(ranges.fs).__name__, root, options))
+    paths = {name: posixpath.join(root, name) for name in chosen}
+
+    def hashed(name: str) -> str:
+        path, stamp = paths[name], found[name]
+        is_database = name.lower().endswith(DATABASES)
+        fact = "whole" if whole else "sampled" if is_database else "ends"
+        known = kept.find(path, stamp, fact) if stamp.version else None
+        if known is None:
+            known = content_hash(
+                lambda start, stop: ranges.read(path, start, stop, stamp)[0],
+                stamp.size,
+                whole=whole,
+                blocks=16 if is_database else 0,
+            )
+            kept.note(path, stamp, fact, known)
+        return str(known)
+
+    if isinstance(ranges, LocalRanges):
+        digests = [hashed(name) for name in chosen]
+    else:
+        with ThreadPoolExecutor(LOOKERS) as pool:
+            digests = list(pool.map(hashed, chosen))
+    _keep(kept, paths.values())
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _keep(kept: Catalog, paths: Any) -> None:
+    kept.save(paths)

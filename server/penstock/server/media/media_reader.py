@@ -1,0 +1,128 @@
+"""The media of one set of roles: from what items say of them to what a processor is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.server.files.catalog import HandedOver
+from penstock.server.media.fetching import Fetching
+from penstock.server.media.file_medium import FileMedium
+from penstock.server.media.listing import Listed, MediaListing
+from penstock.server.media.lmdb_store import DATA_FILE, LmdbMedium
+from penstock.server.media.media_files import MediaFiles
+from penstock.server.media.media_places import MediaPlace, MediaPlaces, is_url, plain_root
+from penstock.server.media.media_reference import FileReference, LmdbReference, read_reference
+from penstock.server.media.medium import HeldMedium, Medium
+from penstock.wire.credentials import without_credentials
+from penstock.wire.errors import BadItem
+
+EXPECTED_FAR_S = 0.05
+"""How long a medium behind a URL is expected to take, until some were fetched."""
+
+
+class MediaReader:
+    """Makes media of references, and fetches what they name.
+
+    Args:
+        files: Where media lie.
+        roots: The directories whose files are known: that of `files`, and those of sources.
+
+    Attributes:
+        files: The same.
+        fetching: Fetches ahead, and counts.
+
+    Raises:
+        InvalidJob: A directory is not there.
+        SourceUnavailable: One cannot be listed at the moment.
+    """
+
+    def __init__(self, files: MediaFiles, roots: Sequence[str]) -> None:
+        self.files = files
+        self._listings: dict[str, MediaListing | None] = {
+            plain_root(root): files.listing(root) for root in roots
+        }
+        self._places = MediaPlaces(files.dir, list(self._listings), files.allow)
+        may_be_far = any(map(is_url, [*self._listings, *files.allow]))
+        self.fetching = Fetching(
+            files.requests, files.ahead_bytes, EXPECTED_FAR_S if may_be_far else 0.0
+        )
+
+    def media(self, references: Sequence[Any]) -> list[Medium]:
+        """Return the media of an item; nothing is read for that.
+
+        Args:
+            references: As `MediaProcessor.references` gives them.
+
+        Raises:
+            BadItem: One is none, names nothing that was there, or what the job does not allow.
+        """
+        found: list[Medium] = []
+        for number, value in enumerate(references):
+            try:
+                said = read_reference(value, number)
+                found.append(said if isinstance(said, HeldMedium) else self._named(said))
+            except ValueError as error:
+                raise BadItem(str(error), reason=str(error)) from None
+        return found
+
+    def _named(self, said: FileReference | LmdbReference) -> Medium:
+        if isinstance(said, LmdbReference):
+            place = self._places.find(said.database)
+            listed = self._listed(place._replace(name=f"{place.name}/{DATA_FILE}"))
+            listed = listed or self._listed(place)
+            return LmdbMedium(place, said.key, listed, self.files.max_file_bytes, self.fetching)
+        place = self._places.find(said.path)
+        listed = self._listed(place)
+        listing = self._listings.get(place.root)
+        if listed is None and listing is not None and listing.lists(place.name):
+            raise ValueError(
+                f"{without_credentials(place.path)} is not there: it is none of the "
+                f"{len(listing):,} media that {without_credentials(place.root)} held when the job "
+                "began"
+            )
+        return FileMedium(
+            said,
+            place,
+            listed,
+            self.files.max_file_bytes,
+            self.files.filesystems,
+            self.fetching,
+        )
+
+    def _listed(self, place: MediaPlace) -> Listed | None:
+        listing = self._listings.get(place.root)
+        return None if listing is None else listing.find(place.name)
+
+    # --- what a job knows of them ---
+
+    def identity(self) -> dict[str, Any]:
+        """Return what identifies the content of media, as far as it is known; {} = none is."""
+        if not self._listings:
+            return {}
+        return {
+            "files": [
+                None if listing is None else listing.fingerprint
+                for listing in self._listings.values()
+            ]
+        }
+
+    def cautions(self) -> list[str]:
+        """Return sentences about media whose content the log id does not know."""
+        roots = [root for root, listing in self._listings.items() if listing is None]
+        named = ", ".join(map(without_credentials, [*roots, *self.files.allow]))
+        if not named:
+            return []
+        return [
+            f"of media below {named} only the names are known, so the log id does not know their "
+            "content: where that changes, a run goes on in the changed data without an error; "
+            "media below media.dir are known"
+        ]
+
+    def hand_over(self) -> list[HandedOver]:
+        """Return what this process knows of directories, for those that it starts."""
+        return [listing for listing in self._listings.values() if listing is not None]
+
+    def read_bytes(self) -> int:
+        """Return how many bytes of media were read since the last call."""
+        return self.fetching.read_bytes()

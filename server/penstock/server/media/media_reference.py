@@ -1,0 +1,139 @@
+"""What an item says of a picture or a sound: its bytes, or the name of what holds them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.server.core.shown import shown
+from penstock.server.media.medium import HeldMedium
+
+LMDB = "lmdb:"
+"""What a text begins with that names a key of an LMDB."""
+
+MAX_NAME = 4096
+"""Characters of a name: longer ones are no path, but bytes that somebody took for text."""
+
+
+class FileReference(NamedTuple):
+    """A file, or a part of one.
+
+    Attributes:
+        path: A path or a URL, as the item has it.
+        start: The first byte.
+        length: Bytes; None = up to the end of the file.
+    """
+
+    path: str
+    start: int = 0
+    length: int | None = None
+
+
+class LmdbReference(NamedTuple):
+    """A value in an LMDB.
+
+    Attributes:
+        database: The path of its folder or file, as the item has it.
+        key: The key; as UTF-8 in the database.
+    """
+
+    database: str
+    key: str
+
+
+def read_reference(value: Any, number: int) -> HeldMedium | FileReference | LmdbReference:
+    """Return what one of the references of an item means.
+
+    Args:
+        value: Bytes; a dict with `bytes` or `path` (bytes count where they are not None), and
+            `offset` and `length` for a part of a file; a path or a URL; `lmdb: DB::KEY`, as a dict
+            or as text.
+        number: Which of the item's references it is, from 0 on, for names.
+
+    Raises:
+        ValueError: It is none of these; says what it is.
+    """
+    if isinstance(value, Mapping):
+        return _of_mapping(value, number)
+    if (data := _held(value)) is not None:
+        return HeldMedium(f"medium {number}", data)
+    if isinstance(value, str | os.PathLike):
+        return _named(os.fspath(value), number)
+    raise ValueError(
+        f"medium {number} is of type {type(value).__name__}: a processor gives bytes, a dict with "
+        "bytes or path, a path, a URL, or lmdb: DB::KEY"
+    )
+
+
+def _of_mapping(
+    value: Mapping[Any, Any], number: int
+) -> HeldMedium | FileReference | LmdbReference:
+    data, path = value.get("bytes"), value.get("path")
+    if data is not None:
+        if (held := _held(data)) is None:
+            raise ValueError(
+                f"the bytes of medium {number} are of type {type(data).__name__}: give bytes"
+            )
+        return HeldMedium(path if isinstance(path, str) and path else f"medium {number}", held)
+    if value.get("lmdb") is not None:
+        return _lmdb(value["lmdb"], number)
+    if isinstance(path, str | os.PathLike):
+        found = _named(os.fspath(path), number)
+        start, length = value.get("offset"), value.get("length")
+        if start is None and length is None:
+            return found
+        if isinstance(found, LmdbReference):
+            raise ValueError(f"medium {number} is a part of an LMDB's value: give the whole value")
+        return FileReference(
+            found.path,
+            _whole(start or 0, "offset", number),
+            None if length is None else _whole(length, "length", number),
+        )
+    raise ValueError(
+        f"medium {number} has neither bytes nor a path: it is a dict with "
+        f"{', '.join(map(str, value)) or 'nothing'}, and {{bytes: ..., path: ...}} is meant"
+    )
+
+
+def _held(value: Any) -> bytes | memoryview | None:
+    """Return bytes that are there already; None = it is something else."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return memoryview(value).cast("B")
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:
+        return memoryview(value.tobytes())
+    return None
+
+
+def _named(text: Any, number: int) -> FileReference | LmdbReference:
+    if isinstance(text, str) and text.startswith(LMDB):
+        return _lmdb(text.removeprefix(LMDB).removeprefix("//").strip(), number)
+    return FileReference(_checked(text, number))
+
+
+def _lmdb(text: Any, number: int) -> LmdbReference:
+    database, colons, key = text.partition("::") if isinstance(text, str) else ("", "", "")
+    if not (database.strip() and colons and key):
+        raise ValueError(
+            f"medium {number} is lmdb: {shown(text)}: give the database and the key, as lmdb: "
+            "DB::KEY"
+        )
+    return LmdbReference(_checked(database.strip(), number), key)
+
+
+def _checked(text: Any, number: int) -> str:
+    if not isinstance(text, str) or not text or "\0" in text or len(text) > MAX_NAME:
+        raise ValueError(f"medium {number} is named {shown(text)}: give a path or a URL")
+    return text
+
+
+def _whole(value: Any, name: str, number: int) -> int:
+    if isinstance(value, np.integer):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError(f"the {name} of medium {number} is {shown(value)}: give a whole number")
+    return value

@@ -1,0 +1,155 @@
+"""What items hold or name of pictures and sounds, as their processor is given it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.server.core.refs import ItemRef
+from penstock.server.job.job import Job
+from penstock.server.media.file_medium import FileMedium
+from penstock.server.media.medium import Medium
+from penstock.server.pipeline.kept_items import KeptItems
+from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
+from penstock.server.roles.samples import RawItem
+from penstock.server.usercode.contained import contained
+from penstock.wire.errors import MissingExtra, PenstockError, SourceChanged, SourceUnavailable
+
+logger = logging.getLogger("penstock")
+
+
+MEDIA_BATCHES_AHEAD = 4
+"""How many batches of a lane are looked at for media that are far: a batch may be made in less time
+than one reply takes."""
+
+
+class ItemMedia:
+    """The media of the items of one job in one process; most jobs have none.
+
+    Args:
+        job: The job.
+
+    Attributes:
+        exist: Whether any processor of the job takes media: else nothing here need be called.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._sets = [roles for roles in job.role_sets if roles.media is not None]
+        self.exist = bool(self._sets)
+
+    def of(self, items: Sequence[ItemRef], raws: Sequence[RawItem]) -> list[Sequence[Medium]]:
+        """Return the media that items of one set of roles refer to.
+
+        Raises:
+            BadItem: A reference is none, or leads where the job does not allow.
+            Exception: Whatever `references` raises.
+        """
+        roles = self._job.roles_of(items[0].source)
+        processor, reader = roles.processor, roles.media
+        if reader is None or not isinstance(processor, MediaProcessor):
+            return [()] * len(items)
+        said = contained(lambda: [list(processor.references(raw)) for raw in raws])
+        return [reader.media(references) for references in said]
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether it is worth while to ask for media before they are needed."""
+        return any(roles.media is not None and roles.media.fetching.waits for roles in self._sets)
+
+    def ask(
+        self,
+        items: Sequence[ItemRef],
+        raws: Sequence[RawItem],
+        *,
+        now: bool,
+        count: int | None = None,
+    ) -> None:
+        """Have the media of items of one set of roles fetched; only where it `waits`.
+
+        Of a processor that reads parts of its media nobody knows which: it reads them itself.
+
+        Args:
+            items: The items.
+            raws: What their source gave.
+            now: They are needed before all that was asked for earlier.
+            count: How many bytes of each medium; None = all.
+        """
+        roles = self._job.roles_of(items[0].source)
+        reader, processor = roles.media, roles.processor
+        if reader is None or not isinstance(processor, MediaProcessor):
+            return
+        if count is None and not processor.reads_whole:
+            return
+        wanted: list[FileMedium] = []
+        for item, raw in zip(items, raws, strict=True):
+            try:
+                [media] = self.of([item], [raw])
+            except Exception as error:  # of this item: it is named once it is needed
+                logger.debug("the media of item %s are not fetched ahead: %s", item, error)
+                continue
+            wanted += [medium for medium in media if isinstance(medium, FileMedium)]
+        reader.fetching.ask(wanted, count, now=now)
+
+    def ask_ahead(
+        self,
+        items: Sequence[ItemRef],
+        kept: KeptItems,
+        read: Callable[[Sequence[ItemRef]], list[RawItem]] | None,
+    ) -> None:
+        """Have the media of coming items fetched, as far as their raw items are known.
+
+        Args:
+            items: The items, of any source.
+            kept: Raw items that were read before.
+            read: Reads the others at once; None = that would take long: a thread of `kept` does.
+        """
+        known = kept.look(items)
+        missing = [item for item in items if item not in known]
+        if missing and read is not None:
+            try:
+                raws = read(missing)
+            except PenstockError as error:  # they are read again when they are needed
+                logger.debug("%s was not read ahead: %s", missing[0], error)
+            else:
+                kept.keep(missing, raws)
+                known.update(zip(missing, raws, strict=True))
+        for source in dict.fromkeys(item.source for item in known):
+            own = [item for item in items if item in known and item.source == source]
+            self.ask(own, [known[item] for item in own], now=False)
+
+    def contexts(self, items: Sequence[ItemRef], raws: Sequence[RawItem]) -> list[ProcessContext]:
+        """Return the contexts in which items of one set of roles are processed; raises as `of`."""
+        seed = self._job.seed
+        if not self.exist:
+            return [ProcessContext(item, seed) for item in items]
+        media = self.of(items, raws)
+        return [ProcessContext(item, seed, own) for item, own in zip(items, media, strict=True)]
+
+    def size(self, item: ItemRef, raw: RawItem, processor: RawItemProcessor) -> Any:
+        """Return what a processor says of an item's size, by the heads of its media if it has any.
+
+        Raises:
+            Exception: As `of`, or whatever `size` raises.
+        """
+        if not isinstance(processor, MediaProcessor):
+            return processor.size(raw)
+        [media] = self.of([item], [raw])
+        size = processor.size(raw, media)
+        raise_failure(media)
+        return size
+
+
+def raise_failure(media: Sequence[Medium]) -> None:
+    """Raise what is true of the moment or of a file, though the processor caught it.
+
+    Raises:
+        SourceUnavailable: One of the media could not be read at the moment.
+        SourceChanged: One is not the one that was there.
+        MissingExtra: This machine lacks the package that reads one.
+    """
+    for medium in media:
+        if isinstance(medium.failure, SourceUnavailable | SourceChanged | MissingExtra):
+            raise medium.failure

@@ -1,0 +1,569 @@
+"""Conversations with pictures to token ids and patches, as the family of a model takes them."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.common.checks import check_choice, check_flag, check_whole
+from penstock.server.core.refs import ItemRef
+from penstock.server.media.families.family import FAKE_SIDE, Family, PictureSize, identity_of
+from penstock.server.media.families.pictures import Pixels, picture_pixels, picture_size
+from penstock.server.media.families.processor_folder import load_family
+from penstock.server.media.families.rope_positions import rope_positions
+from penstock.server.media.medium import Medium
+from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.processor import MediaProcessor
+from penstock.server.roles.processors.answer_finder import NOT_FOUND, UNMATCHED, AnswerFinder
+from penstock.server.roles.processors.chat import COLUMNS, NO_LOSS
+from penstock.server.roles.processors.parts_template import PartsTemplate
+from penstock.server.roles.processors.picture_turns import (
+    PictureTurns,
+    PlacedPictures,
+    texts_of,
+    turn_of,
+    with_fake,
+)
+from penstock.server.roles.processors.tokenizer_file import no_column
+from penstock.server.roles.samples import RawItem, Sample, SampleSizes
+from penstock.wire.errors import InvalidJob
+
+IMAGE_COLUMNS = ("images", "image")
+OPENS_WITHIN = 12
+"""Tokens before a picture's own among which the one that opens it is: Kimi writes `image` between,
+which is one token of its vocabulary, and five of one of bytes."""
+
+_MEASURED = "measured"
+"""In samples that are made for their lengths alone: what the whole one would count."""
+
+
+class _Laid(NamedTuple):
+    """A conversation's tokens, before any picture is decoded.
+
+    Attributes:
+        ids: The template's tokens, in which a picture is one token.
+        widths: How many tokens each of these becomes.
+        learned: bool, which are learned.
+        hidden: bool, which attention is not to see.
+        sizes: What each picture becomes, in order.
+        noted: What a batch counts.
+    """
+
+    ids: npt.NDArray[np.int32]
+    widths: npt.NDArray[np.int32]
+    learned: npt.NDArray[np.bool_]
+    hidden: npt.NDArray[np.bool_]
+    sizes: list[PictureSize]
+    noted: dict[str, int]
+
+    def measured(self) -> tuple[int, int, int, int]:
+        """Return what it counts, in the order of `ConversationProcessor.measures`."""
+        return (
+            sum(size.tokens for size in self.sizes),
+            len(self.sizes),
+            sum(size.patches for size in self.sizes),
+            sum(size.pixels for size in self.sizes),
+        )
+
+
+class ConversationProcessor(MediaProcessor):
+    """Turn a conversation with pictures into token ids and patches, for one family of models.
+
+    Gives, for a conversation of t tokens and n pictures:
+
+    * `input_ids`: int32 (t,), by the chat template; a picture is as many tokens as its size asks.
+    * `labels`: int32 (t,), the ids of the answers and of the token that ends each; else -100, and
+      on every token of a picture.
+    * `token_mask`: bool (t,), True where there is a label.
+    * `pad_token_id`: int.
+    * `position_ids`: int32 (3, t), time, row and column, of the families qwen2_vl and qwen3_vl.
+    * `attention_mask`: bool (t,), False on the tokens of a fake picture; with `fake_image` alone.
+    * `pixel_values`: the pictures, one after another: `patches` of the dtype that this says. Of
+      qwen2_vl and qwen3_vl (p, channels * times * side * side), of kimi (p, channels, side, side),
+      with p patches; of llava and default (n, channels, height, width).
+    * `image_grid_thw`: int64 (n, 3), patches in time, rows and columns; not of llava and default.
+    * `pixel_norm`: float32 (2, 3), what normalizes `patches: uint8`: (level - first) / second.
+
+    Conversations are lists of `{"role": ..., "content": ...}`, with text or lists of parts, or of
+    `{"from": ..., "value": ...}`. A picture's place is `<image>` in a user's text, in any case, or
+    a part of type `image` or `image_url`; the item's pictures take these places in order, unless
+    the part names its own. Texts beside `<image>` are stripped. What else a part says is kept for
+    the template.
+
+    Filtered are items without a conversation (`null`), without an answer (`no answer`), and longer
+    ones (`overlong`), each under its reason.
+
+    Args:
+        tokenizer: The folder of the model's processor, as `save_pretrained` of transformers writes
+            it: tokenizer, chat template, and settings of pictures. Nothing is downloaded. The
+            content of its files is part of the job's identity, its path is not.
+        family: How pictures are taken: `qwen2_vl` (and Qwen2.5-VL), `qwen3_vl`, `llava`, `kimi`,
+            or `default`, where all pictures have one shape and `image_seq_length` tokens. None =
+            by the processor's class, which the folder names.
+        settings: Values over those of the folder, such as `{max_pixels: 401408}`. Fewer pixels are
+            fewer tokens and patches, and smaller print that cannot be read.
+        column: The column that holds the conversation. None = `messages`, else `conversations`.
+        image_column: The column that holds its pictures. None = `images`, else `image`.
+        patches: `float32`: what the family's processor of transformers gives, to the bit, where it
+            resizes by Pillow. `uint8`: the same before it is normalized, for a quarter of the bytes
+            on the wire and in memory; `penstock.client.media.normalized` makes the rest.
+        fake_image: Give a conversation without pictures a white one, whose tokens attention does
+            not see and which is not learned, so that every rank runs its vision tower: without that
+            FSDP and ZeRO-3 hang where a rank has only text. It costs the tokens of a picture of
+            56x56 pixels, and the batch counts it under `fake_images`.
+        answer_images: What `<image>` is in an assistant's text: `text`, or a picture's place with
+            `place`. Its tokens are not learned.
+        surplus_placeholders: What becomes of a place for which there is no picture. `error`: it is
+            a bad item. `skip`: it is left out, and counted.
+        unplaced_images: What becomes of a picture for which there is no place. `error`: it is a bad
+            item. `first_turn`: it is shown at the start of the first user turn. `drop`: it is left
+            out. The batch counts both under `unplaced_images`.
+        unanswered: What becomes of an item without a conversation, or without an answer. `drop`: it
+            is filtered. `error`: it is a bad item; then, if `overlong` and `unmatched` refuse, too,
+            every item gives a sample: batches are planned from the headers of pictures, and these
+            are decoded when their batch is made, and not while they wait in a pool.
+        chat_template: A file with a template in place of the folder's own.
+        template_args: What else the template is given, as of `chat`.
+        roles: Further names of speakers, as of `chat`.
+        tags: The names that turns use where they are others, as of `chat`.
+        unknown_roles: What becomes of a turn by another speaker. `error`: the item is a bad item.
+            `skip`: the turn is left out.
+        unmatched: What becomes of a conversation whose answers are not found among its tokens.
+            `error`, `skip` and `search`, as of `chat`.
+        max_length: The most tokens of a conversation, those of pictures among them. None = any
+            number, and the batcher decides.
+        overlong: What becomes of a longer one. `drop`: it is filtered, as `overlong`. `truncate`:
+            it is cut on the right; where the cut would go through a picture, that picture's turn
+            goes, too, and those after it, counted under `dropped_turns`. Pictures that go are
+            counted under `dropped_images`. It is filtered where no label is left. `error`: it is a
+            bad item.
+
+    Raises:
+        InvalidJob: A parameter has a value that cannot be.
+    """
+
+    type_name: ClassVar[str] = "conversation"
+    version: ClassVar[int | str | None] = 1
+    uses_global_rng: ClassVar[bool] = False
+    path_params: ClassVar[tuple[str, ...]] = ("tokenizer", "chat_template")
+
+    def __init__(
+        self,
+        tokenizer: str | os.PathLike[str],
+        family: str | None = None,
+        settings: dict[str, Any] | None = None,
+        column: str | None = None,
+        image_column: str | None = None,
+        patches: str = "float32",
+        fake_image: bool = False,
+        answer_images: str = "text",
+        surplus_placeholders: str = "error",
+        unplaced_images: str = "error",
+        unanswered: str = "drop",
+        chat_template: str | os.PathLike[str] | None = None,
+        template_args: dict[str, Any] | None = None,
+        roles: dict[str, str] | None = None,
+        tags: dict[str, str] | None = None,
+        unknown_roles: str = "error",
+        unmatched: str = "error",
+        max_length: int | None = None,
+        overlong: str = "drop",
+    ) -> None:
+        for name, value in (("tokenizer", tokenizer), ("chat_template", chat_template)):
+            if not isinstance(value, str | os.PathLike) and (name == "tokenizer" or value):
+                raise InvalidJob(f"{name} is {value!r}; give a path", key=name)
+        for name, given in (("template_args", template_args), ("settings", settings)):
+            if given is not None and not isinstance(given, Mapping):
+                raise InvalidJob(f"{name} is {given!r}: give values by names", key=name)
+        if max_length is not None:
+            check_whole("max_length", max_length, 1, "the tokens of a conversation", optional=True)
+        folder = Path(tokenizer)
+        self.folder = folder.parent if folder.name == "tokenizer.json" else folder
+        self.family, self.settings = family, settings
+        self.template_file = None if chat_template is None else Path(chat_template)
+        self.template_args = template_args
+        self.columns = COLUMNS if column is None else (column,)
+        self.image_columns = IMAGE_COLUMNS if image_column is None else (image_column,)
+        self.patches = check_choice("patches", patches, ("float32", "uint8"))
+        self.fake_image = check_flag("fake_image", fake_image)
+        self.unanswered = check_choice("unanswered", unanswered, ("drop", "error"))
+        self.turns = PictureTurns(
+            roles, tags, unknown_roles, answer_images, surplus_placeholders, unplaced_images
+        )
+        self.unmatched = check_choice("unmatched", unmatched, UNMATCHED)
+        self.max_length = max_length
+        self.overlong = check_choice("overlong", overlong, ("drop", "truncate", "error"))
+        self._only_lengths = False
+        self._loaded: _Loaded | None = None
+        # Here it is the job's word, and not the class's: see `unanswered`.
+        self.one_to_one = (  # type: ignore[misc]
+            unanswered == "error"
+            and unmatched != "skip"
+            and (max_length is None or overlong == "error")
+        )
+
+    @property
+    def measures(self) -> Sequence[str]:
+        """Return what samples count beside their tokens."""
+        return ("media_tokens", "images", "patches", "pixels")
+
+    def content(self) -> dict[str, str]:
+        """Return hashes of what decides tokens and pixels, after checking it.
+
+        Raises:
+            InvalidJob: As `setup`: a job with a wrong folder ends before any worker starts.
+            MissingExtra: A package that it needs is not installed.
+        """
+        loaded = self._load()
+        pictures = json.dumps(identity_of(loaded.family), sort_keys=True).encode()
+        return {**loaded.template.hashes, "pictures": hashlib.sha256(pictures).hexdigest()}
+
+    def setup(self) -> None:
+        """Load tokenizer, template and family; otherwise the first `process` does so.
+
+        Raises:
+            InvalidJob: One of them is not there, or they do not fit together.
+            MissingExtra: A package that it needs is not installed.
+        """
+        self._load()
+
+    def check_columns(self, columns: Mapping[str, str]) -> None:
+        """Refuse items without the column.
+
+        Raises:
+            InvalidJob: Names the columns that there are.
+        """
+        if self.keeps(ConversationProcessor, "process") and not any(
+            name in columns for name in self.columns
+        ):
+            raise no_column(self.columns[0], columns)
+
+    def keys_of_samples(self, columns: Mapping[str, str] | None) -> Sequence[str] | None:
+        """Return the keys that samples have, unless a subclass makes other ones."""
+        if not self.keeps(ConversationProcessor, "process"):
+            return None
+        family = self._load().family
+        keys = ["input_ids", "labels", "token_mask", "pad_token_id", "pixel_values"]
+        keys += ["position_ids"] * family.has_rope + ["image_grid_thw"] * family.has_grids
+        return keys + ["attention_mask"] * self.fake_image + ["pixel_norm"] * self._is_raw
+
+    def references(self, raw: RawItem) -> Sequence[Any]:
+        """Return the pictures of a conversation, in the order in which it shows them.
+
+        Raises:
+            InvalidJob: The item has no such column.
+            TypeError, ValueError: It holds no conversation, or one that the job refuses.
+        """
+        placed = self._placed(raw, None)
+        return [] if placed is None else [picture.reference for picture in placed.pictures]
+
+    def process(self, raw: RawItem, context: ProcessContext) -> Sample | None:
+        """Return the sample of a conversation, or None if there is nothing to learn in it.
+
+        Raises:
+            InvalidJob: The item has no such column, or the folder is not fit (see `setup`).
+            MissingExtra: Pillow is not installed.
+            TypeError: The column holds no conversation.
+            ValueError: A turn, the template, a picture or a rule refuses the conversation.
+        """
+        laid = self._lay(raw, context.media, context.item)
+        if isinstance(laid, str):
+            context.skip(laid)
+            return None
+        if self._only_lengths:
+            return {"input_ids": range(int(laid.widths.sum())), _MEASURED: laid.measured()}
+        return self._sample(laid, context.media)
+
+    def size(self, raw: RawItem, media: Sequence[Medium] = ()) -> SampleSizes | None:
+        """Return the tokens of a conversation, and what else it counts, from headers alone."""
+        laid = self._lay(raw, media, None)
+        if isinstance(laid, str):
+            return None
+        return SampleSizes(int(laid.widths.sum()), laid.measured())
+
+    def counts(self, sample: Sample) -> Sequence[int]:
+        """Return what a sample counts, in the order of `measures`."""
+        if (measured := sample.get(_MEASURED)) is not None:
+            found: Sequence[int] = measured
+            return found
+        family = self._load().family
+        tokens = int(np.count_nonzero(sample["input_ids"] == family.image_id))
+        if family.has_grids:
+            grids = sample["image_grid_thw"]
+            patches = len(sample["pixel_values"])
+            return tokens, len(grids), patches, patches * family.settings["patch_size"] ** 2
+        images = len(sample["pixel_values"])
+        each = family.size(1, 1)
+        return tokens, images, images * each.patches, images * each.pixels
+
+    def for_lengths(self, key: str) -> ConversationProcessor:
+        """Return one that reads headers of pictures and decodes none."""
+        if key != "input_ids" or not self.keeps(ConversationProcessor, "process", "process_batch"):
+            return self
+        found = copy.copy(self)
+        found._only_lengths = True
+        return found
+
+    def cut(self, sample: Sample, start: int, stop: int, size: int) -> Sample:
+        """Refuse to cut a conversation: a picture in two pieces would be none.
+
+        Raises:
+            InvalidJob: Always.
+        """
+        raise InvalidJob(
+            f"a conversation of {size} tokens is longer than the batcher's rows, and conversations "
+            "with pictures are not split: set overlong of the batcher to drop or error, or "
+            "max_length of the processor",
+            key="batcher.overlong",
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special ones included.
+
+        Raises:
+            InvalidJob: The tokenizer is missing or not one (see `setup`).
+            MissingExtra: The package `tokenizers` is not installed.
+        """
+        tokenizer = self._load().template.tokenizer
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    @property
+    def _is_raw(self) -> bool:
+        return self.patches == "uint8"
+
+    def _load(self) -> _Loaded:
+        if self._loaded is None:
+            template = PartsTemplate(self.folder, self.template_file, self.template_args)
+            family = load_family(self.folder, self.family, self.settings)
+            family.find_tokens(template.tokenizer.token_to_id)
+            template.check(family.image_token, family.image_id)
+            finder = AnswerFinder(template, self.unmatched, self.folder)
+            self._loaded = _Loaded(template, family, finder)
+        return self._loaded
+
+    def _placed(self, raw: RawItem, item: ItemRef | None) -> PlacedPictures | None:
+        """Return the conversation of an item; None = there is none."""
+        column = None
+        if isinstance(raw, Mapping):
+            name = next((name for name in self.columns if name in raw), None)
+            if name is None:
+                raise no_column(self.columns[0], raw, item)
+            column = next((raw[name] for name in self.image_columns if name in raw), None)
+            raw = raw[name]
+        return None if raw is None else self.turns.placed(raw, column)
+
+    def _lay(self, raw: RawItem, media: Sequence[Medium], item: ItemRef | None) -> _Laid | str:
+        """Return a conversation's tokens, or the reason for which it is filtered."""
+        template, family, finder = self._load()
+        placed = self._placed(raw, item)
+        if placed is None:
+            return self._unanswered("null", "the item has no conversation: it is null")
+        answers = sum(message["role"] == "assistant" for message in placed.messages)
+        if not answers:
+            return self._unanswered("no answer", "the conversation has no answer")
+        is_fake = self.fake_image and not placed.pictures
+        if is_fake:
+            placed = with_fake(placed)
+            sizes = [family.size(FAKE_SIDE, FAKE_SIDE)]
+        else:
+            sizes = [
+                family.size(*picture_size(medium))
+                for _, medium in zip(placed.pictures, media, strict=True)
+            ]
+        written = template.write(placed.messages)
+        ids = template.ids(written.text)
+        found = finder.find(texts_of(placed.messages), written, ids, answers)
+        if found is None:
+            return NOT_FOUND
+        laid = _laid(family, placed, ids, sizes, is_fake)
+        for start, stop in found.spans:
+            laid.learned[start:stop] = True
+        laid.learned[_blocks(family, laid.ids)] = False
+        noted = {"searched_answers": answers} if found.searched else {}
+        laid = laid._replace(noted={**placed.noted, **noted})
+        return self._shortened(laid, placed)
+
+    def _unanswered(self, reason: str, said: str) -> str:
+        if self.unanswered == "error":
+            raise ValueError(f"{said}; set unanswered: drop to leave such items out")
+        return reason
+
+    def _shortened(self, laid: _Laid, placed: PlacedPictures) -> _Laid | str:
+        """Return what of a conversation is within `max_length`, or why it is filtered."""
+        length = int(laid.widths.sum())
+        most = self.max_length
+        if most is not None and length > most:
+            if self.overlong == "error":
+                raise ValueError(
+                    f"the conversation has {length} tokens, and max_length is {most}; raise it, or "
+                    "set overlong to drop or truncate"
+                )
+            if self.overlong == "drop":
+                return "overlong"
+            cut = self._truncated(laid, placed, most)
+            if cut is None or not cut.learned.any():
+                return "overlong"
+            return cut
+        if not laid.learned.any():
+            return self._unanswered("no answer", "the conversation has no answer to learn")
+        return laid
+
+    def _truncated(self, laid: _Laid, placed: PlacedPictures, most: int) -> _Laid | None:
+        """Return a conversation cut on the right; None = its turns cannot be told apart."""
+        family = self._load().family
+        keep = int(np.searchsorted(np.cumsum(laid.widths), most, side="right"))
+        noted = dict(laid.noted)
+        for block, picture in zip(_each_block(family, laid.ids), placed.pictures, strict=True):
+            if block[0] < keep < block[1]:
+                turn = turn_of(placed.messages, picture)
+                begin = self._begin(placed, turn, laid.ids)
+                if begin is None:
+                    return None
+                keep = begin
+                noted["dropped_turns"] = len(placed.messages) - turn
+                break
+        kept = int(np.count_nonzero(laid.ids[:keep] == family.image_id))
+        if kept < len(laid.sizes):
+            noted["dropped_images"] = len(laid.sizes) - kept
+        return _Laid(
+            laid.ids[:keep],
+            laid.widths[:keep],
+            laid.learned[:keep],
+            laid.hidden[:keep],
+            laid.sizes[:kept],
+            noted,
+        )
+
+    def _begin(self, placed: PlacedPictures, turn: int, ids: npt.NDArray[np.int32]) -> int | None:
+        """Return the token at which a turn begins; None = the template writes it otherwise alone.
+
+        The turns before it, written alone, are what the whole begins with in most templates.
+        """
+        if not turn:
+            return None
+        template = self._load().template
+        try:
+            before = template.ids(template.write(placed.messages[:turn]).text)
+        except ValueError:
+            return None
+        return len(before) if before == ids[: len(before)].tolist() else None
+
+    def _sample(self, laid: _Laid, media: Sequence[Medium]) -> Sample:
+        loaded = self._load()
+        family = loaded.family
+        input_ids = np.repeat(laid.ids, laid.widths)
+        learned = np.repeat(laid.learned, laid.widths)
+        sample: Sample = {
+            "input_ids": input_ids,
+            "labels": np.where(learned, input_ids, np.int32(NO_LOSS)),
+            "token_mask": learned,
+            "pad_token_id": loaded.template.pad_id,
+        }
+        seen = None
+        if self.fake_image:
+            seen = np.repeat(~laid.hidden, laid.widths)
+            sample["attention_mask"] = seen
+        grids = [size.grid for size in laid.sizes if size.grid is not None]
+        if family.has_rope:
+            starts = np.cumsum(laid.widths) - laid.widths
+            sample["position_ids"] = rope_positions(
+                len(input_ids),
+                starts[laid.ids == family.image_id].tolist(),
+                grids,
+                family.settings["merge_size"],
+                seen,
+            )
+        fake = laid.noted.get("fake_images")
+        pictures = [
+            family.patches(_white() if fake else _decoded(media[number], size, family))
+            for number, size in enumerate(laid.sizes)
+        ]
+        empty = np.zeros((0, *family.shape()), np.uint8)
+        patches = np.concatenate(pictures) if len(pictures) > 1 else [*pictures, empty][0]
+        sample["pixel_values"] = patches if self._is_raw else family.values(patches)
+        if family.has_grids:
+            sample["image_grid_thw"] = np.array(grids, dtype=np.int64).reshape(-1, 3)
+        if self._is_raw:
+            sample["pixel_norm"] = family.norm()
+        if laid.noted:
+            sample["noted"] = laid.noted
+        return sample
+
+
+class _Loaded(NamedTuple):
+    """What a folder holds."""
+
+    template: PartsTemplate
+    family: Family
+    finder: AnswerFinder
+
+
+def _laid(
+    family: Family,
+    placed: PlacedPictures,
+    ids: Sequence[int],
+    sizes: list[PictureSize],
+    is_fake: bool,
+) -> _Laid:
+    """Return a conversation's tokens with nothing learned yet."""
+    tokens = np.array(ids, dtype=np.int32)
+    places = np.flatnonzero(tokens == family.image_id)
+    if len(places) != len(sizes):
+        raise ValueError(
+            f"the chat template wrote {len(places)} {family.image_token} for {len(sizes)} "
+            "pictures: a text holds that token itself, or the template leaves pictures out; take "
+            "it out of the data"
+        )
+    widths = np.ones(len(tokens), np.int32)
+    widths[places] = [size.tokens for size in sizes]
+    hidden = np.zeros(len(tokens), bool)
+    if is_fake:
+        hidden[_blocks(family, tokens)] = True
+    return _Laid(tokens, widths, np.zeros(len(tokens), bool), hidden, sizes, {})
+
+
+def _each_block(family: Family, ids: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
+    """Return which tokens are each picture's: its own, and those around it that open and close."""
+    found = []
+    for place in np.flatnonzero(ids == family.image_id).tolist():
+        start, stop = place, place + 1
+        if family.around_ids is not None:
+            near = max(0, place - OPENS_WITHIN)
+            opening = np.flatnonzero(ids[near:place] == family.around_ids[0])
+            if len(opening):
+                start = near + int(opening[-1])
+            if stop < len(ids) and ids[stop] == family.around_ids[1]:
+                stop += 1
+        found.append((start, stop))
+    return found
+
+
+def _blocks(family: Family, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Return where the tokens of pictures are, and those around them."""
+    found = np.zeros(len(ids), bool)
+    for start, stop in _each_block(family, ids):
+        found[start:stop] = True
+    return found
+
+
+def _decoded(medium: Medium, size: PictureSize, family: Family) -> Pixels:
+    found = picture_pixels(medium)
+    if family.size(found.shape[1], found.shape[0]) != size:
+        width, height = picture_size(medium)
+        raise ValueError(
+            f"the picture {medium.name} has {found.shape[1]}x{found.shape[0]} pixels, and its "
+            f"header says {width}x{height}"
+        )
+    return found
+
+
+def _white() -> Pixels:
+    return np.full((FAKE_SIDE, FAKE_SIDE, 3), 255, np.uint8)

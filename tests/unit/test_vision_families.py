@@ -1,0 +1,370 @@
+"""What a picture becomes, in every family: against transformers' own image processors."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+from skimage import data_dir
+
+from penstock.client import media
+from penstock.server.media.families.family import Family
+from penstock.server.media.families.fixed_families import DefaultFamily, Llava
+from penstock.server.media.families.patch_families import Kimi, Qwen3Vl, QwenVl
+from penstock.server.media.families.pictures import picture_pixels, picture_size
+from penstock.server.media.families.processor_folder import load_family
+from penstock.server.media.medium import HeldMedium
+from penstock.wire.errors import InvalidJob, InvalidRequest
+from vision import CLASSES, drawn, encoded, image_processor, write_vision_folder
+
+MADE: dict[str, tuple[type[Family], dict[str, Any], dict[str, Any]]] = {
+    "qwen2_vl": (QwenVl, {}, {}),
+    "qwen2_vl, few pixels": (
+        QwenVl,
+        {"min_pixels": 4 * 28 * 28, "max_pixels": 40 * 28 * 28},
+        {"size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 40 * 28 * 28}},
+    ),
+    "qwen2_vl, other patches": (
+        QwenVl,
+        {"patch_size": 8, "merge_size": 3, "temporal_patch_size": 1, "resample": 2},
+        {"patch_size": 8, "merge_size": 3, "temporal_patch_size": 1, "resample": 2},
+    ),
+    "qwen3_vl": (Qwen3Vl, {"max_pixels": 1 << 18}, {"size": {
+        "shortest_edge": 65536, "longest_edge": 1 << 18}}),
+    "kimi": (Kimi, {}, {}),
+    "kimi, few patches": (
+        Kimi,
+        {"max_patches": 100, "max_side_patches": 20},
+        {"max_patches": 100, "side": 20},
+    ),
+    "llava": (Llava, {}, {}),
+    "llava, not normalized": (Llava, {"do_normalize": False}, {"do_normalize": False}),
+    "llava, a crop larger than the picture": (
+        Llava,
+        {"do_resize": False, "crop_size": {"height": 201, "width": 334}},
+        {"do_resize": False, "crop_size": {"height": 201, "width": 334}},
+    ),
+}  # fmt: skip
+"""Families with settings, and those of transformers that say the same."""
+
+every_family = pytest.mark.parametrize("name", MADE)
+sides = st.integers(1, 700)
+
+
+def family_of(name: str) -> Family:
+    cls, given, _ = MADE[name]
+    return cls(given, "SomeProcessor")
+
+
+def theirs_of(name: str) -> Any:
+    return image_processor(name.split(",")[0], **MADE[name][2])
+
+
+@every_family
+@settings(max_examples=12, deadline=None)
+@given(width=sides, height=sides, seed=st.integers(0, 99))
+def test_pixels_and_grids_are_those_of_transformers(
+    name: str, width: int, height: int, seed: int
+) -> None:
+    """To the bit, in float32; and a header's size tells how many patches there will be."""
+    family, theirs = family_of(name), theirs_of(name)
+    picture = drawn(width, height, seed)
+    if max(width, height) > 200 * min(width, height) and not name.startswith("kimi"):
+        if name.startswith("qwen"):
+            with pytest.raises(ValueError, match="200 times as long"):
+                family.size(width, height)
+        return
+
+    patches = family.patches(np.asarray(picture))
+    size = family.size(width, height)
+
+    expected = theirs(images=[picture])
+    values = np.asarray(expected["pixel_values"])
+    found = family.values(patches)
+    assert patches.dtype == np.uint8
+    assert found.dtype == np.float32
+    assert found.shape[1:] == family.shape()
+    assert np.array_equal(found, values.astype(np.float32)), (width, height, seed)
+    if family.has_grids:
+        assert size.grid == tuple(np.asarray(expected["image_grid_thw"])[0])
+        assert size.patches == len(values)
+        assert size.tokens * family.settings["merge_size"] ** 2 == size.patches
+    assert size.pixels == size.patches * family.settings["patch_size"] ** 2 or not family.has_grids
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "kimi", "kimi, few patches"])
+@settings(max_examples=200, deadline=None)
+@given(width=st.integers(1, 9000), height=st.integers(1, 9000))
+def test_sizes_of_large_pictures_are_those_of_transformers(
+    name: str, width: int, height: int
+) -> None:
+    """The numbers alone, up to shapes that no test would decode."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    from vision import _kimi
+
+    family = family_of(name)
+    own = family.settings
+    factor = own["patch_size"] * own["merge_size"]
+    if name.startswith("kimi"):
+        _, (tall, wide) = _kimi().navit_resize(
+            height, width, 14, 2, own["max_patches"], own["max_side_patches"]
+        )
+    elif max(width, height) > 200 * min(width, height):
+        return
+    else:
+        bounds = own["min_pixels"], own["max_pixels"]
+        tall, wide = smart_resize(height, width, factor, *bounds)
+
+    size = family.size(width, height)
+
+    assert size.grid == (1, tall // own["patch_size"], wide // own["patch_size"])
+    assert size.tokens == (tall // factor) * (wide // factor)
+
+
+def test_a_thin_picture_is_refused_before_it_takes_memory() -> None:
+    """Where its shorter side would be made longer, and most of it cropped."""
+    with pytest.raises(ValueError, match="1x700 pixels would be resized to 336x235200 and cropped"):
+        Llava({}, "LlavaProcessor").size(1, 700)
+
+
+def test_llava_pads_to_a_square_and_others_resize_both_sides() -> None:
+    """LLaVA's own image processor, and SigLIP's, which crops nothing."""
+    from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+    sides = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    padded = Llava({"do_pad": True, **sides}, "LlavaProcessor")
+    both = {"size": {"height": 70, "width": 56}, "do_center_crop": False}
+    plain = DefaultFamily({**both, "image_seq_length": 20}, "SomeProcessor")
+    for shape in ((90, 31), (31, 90), (40, 40)):
+        picture = drawn(*shape)
+        for family, theirs in (
+            (padded, LlavaImageProcessorPil(do_pad=True, **sides)),
+            (
+                plain,
+                SiglipImageProcessorPil(
+                    size=both["size"],
+                    image_mean=plain.settings["image_mean"],
+                    image_std=plain.settings["image_std"],
+                ),
+            ),
+        ):
+            found = family.values(family.patches(np.asarray(picture)))
+            expected = np.asarray(theirs(images=[picture])["pixel_values"])
+            assert np.array_equal(found, expected), (family.name, shape)
+    assert plain.size(90, 31).tokens == 20
+    assert padded.size(90, 31).tokens == 16, "four by four patches, with and without the class one"
+
+
+# --- pictures ---
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_sizes_of_headers_are_those_of_upright_pictures(orientation: int) -> None:
+    """EXIF's eight orientations: what a header tells is what comes of the pixels."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    out = io.BytesIO()
+    drawn(31, 20).save(out, "JPEG", exif=exif)
+
+    medium = HeldMedium("a", out.getvalue())
+
+    found = picture_pixels(medium)
+    assert picture_size(medium) == (found.shape[1], found.shape[0])
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(out.getvalue()))))
+    assert np.array_equal(found, upright)
+
+
+def test_transparent_pictures_are_on_white_as_in_transformers() -> None:
+    """Alpha, and a palette with a transparent colour."""
+    from transformers.image_transforms import convert_to_rgb
+
+    alpha = np.asarray(drawn(20, 10).convert("RGBA")).copy()
+    alpha[:, :10, 3] = np.arange(0, 200, 20)
+    faded = Image.fromarray(alpha)
+    palette = drawn(20, 10).quantize(8)
+    palette.info["transparency"] = 3
+    for image in (faded, palette):
+        data = encoded(image)
+        expected = convert_to_rgb(Image.open(io.BytesIO(data)), return_numpy=True)
+        assert np.array_equal(picture_pixels(HeldMedium("a", data)), expected)
+
+
+@pytest.mark.parametrize("data", [b"", b"not a picture", encoded(drawn(60, 60))[:700]])
+def test_what_is_not_a_picture_is_named(data: bytes) -> None:
+    """Where the header is whole its size is told, and decoding says what is wrong."""
+    with pytest.raises(ValueError, match=r"photo\.png"):
+        picture_pixels(HeldMedium("photo.png", data))
+
+
+# --- settings and folders ---
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_folder_tells_its_family(kind: str, tmp_path: Path) -> None:
+    """By the processor's class; and with the settings that transformers would take."""
+    folder = write_vision_folder(tmp_path / kind, kind)
+
+    family = load_family(folder, None, None)
+
+    picture = drawn(100, 80)
+    expected = np.asarray(image_processor(kind)(images=[picture])["pixel_values"])
+    assert kind.startswith(family.name[:5])
+    assert np.array_equal(family.values(family.patches(np.asarray(picture))), expected)
+
+
+def test_older_files_and_the_jobs_word(tmp_path: Path) -> None:
+    """`min_pixels` beside `size`, one number for both sides, and settings over both."""
+    saved = {
+        "processor_class": "Qwen2VLProcessor",
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "image_mean": [0.4, 0.4, 0.4],
+        "size": {"shortest_edge": 3136, "longest_edge": 12845056},
+        "max_pixels": 784 * 100,
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(saved))
+
+    family = load_family(tmp_path, None, {"min_pixels": 784})
+
+    assert (family.settings["min_pixels"], family.settings["max_pixels"]) == (784, 78400)
+    assert family.settings["image_mean"] == [0.4, 0.4, 0.4]
+    old = {"image_mean": [0.4, 0.4, 0.4], "size": 56, "crop_size": 56, "do_center_crop": True}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(old))
+    family = load_family(tmp_path, "llava", {"patch_size": 7})
+    assert family.size(1, 1).tokens == 64
+
+
+def test_settings_alone_make_a_family(tmp_path: Path) -> None:
+    """A folder without the files of a processor, and a job that says what they would."""
+    family = load_family(tmp_path, "default", {"image_seq_length": 9, "image_token": "<pic>"})
+
+    assert (family.image_token, family.size(640, 480).tokens) == ("<pic>", 9)
+
+
+@pytest.mark.parametrize(
+    ("saved", "name", "given", "said"),
+    [
+        ({}, None, {}, "does not say of which processor it is"),
+        ({"processor_class": "MysteryProcessor"}, None, {}, "is that of MysteryProcessor"),
+        ({}, "qwen", {}, "family is 'qwen'; give one of qwen2_vl, qwen3_vl"),
+        ({}, "qwen2_vl", {"max_pixel": 9}, "max_pixels"),
+        ({}, "qwen2_vl", {"max_pixels": 0}, "settings.max_pixels is 0; give a whole number from 1"),
+        ({}, "qwen2_vl", {"image_mean": [0, 1]}, "give three numbers"),
+        ({}, "llava", {"image_std": [0, 1, 1]}, "three numbers above 0"),
+        ({"patch_size": "14"}, "qwen2_vl", {}, r"patch_size in '.*preprocessor_config.json' is"),
+        ({}, "llava", {"do_center_crop": False}, "give settings a height and a width"),
+        ({}, "llava", {"size": {"longest_edge": 9}}, "give settings {size: {shortest_edge: 336}}"),
+        ({}, "default", {}, "does not say how many tokens"),
+        (
+            {"processor_class": "Idefics3Processor", "do_image_splitting": True},
+            "default",
+            {"image_seq_length": 64},
+            "Idefics3Processor cuts pictures into several",
+        ),
+    ],
+)
+def test_what_makes_no_family_is_one_sentence(
+    saved: dict[str, Any], name: str | None, given: Any, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(saved))
+
+    with pytest.raises(InvalidJob, match=said):
+        load_family(tmp_path, name, given)
+
+
+def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text("{")
+
+    with pytest.raises(InvalidJob, match=r"preprocessor_config\.json"):
+        load_family(tmp_path, "qwen2_vl", None)
+
+
+# --- pixels that travel as bytes ---
+
+NORMALIZED = ("qwen2_vl", "qwen3_vl", "kimi", "llava", "llava, not normalized")
+
+
+@pytest.mark.parametrize("name", NORMALIZED)
+def test_the_trainer_makes_the_familys_own_values(name: str) -> None:
+    """Of all 256 levels in all channels: within 1/255 of a level, then rounded to the dtype."""
+    family = family_of(name)
+    level = 1 / 255 / family.norm()[1].max()
+    picture = (np.arange(224 * 224 * 3) % 257).astype(np.uint8).reshape(224, 224, 3)
+    family.settings["do_resize"] = False
+    pixels = family.patches(picture)
+    assert all(len(np.unique(picture[:, :, channel])) == 256 for channel in range(3))
+    expected = torch.from_numpy(family.values(pixels))
+
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        found = media.normalized(torch.from_numpy(pixels), family.norm(), dtype=dtype)
+        exact = media.normalized(torch.from_numpy(pixels), family.norm(), dtype=torch.float32)
+        assert found.shape == pixels.shape
+        assert (exact - expected).abs().max().item() <= level
+        assert torch.equal(found, exact.to(dtype))
+
+
+def test_pictures_of_any_number_are_normalized_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded, and where chunks end changes nothing."""
+    family = family_of("qwen2_vl")
+    pixels = torch.from_numpy(family.patches(np.asarray(drawn(140, 112))))
+    whole = media.normalized(pixels, family.norm(), dtype=torch.float32)
+
+    monkeypatch.setattr(media, "CHUNK", 3 * pixels.shape[1])
+
+    assert torch.equal(media.normalized(pixels, family.norm(), dtype=torch.float32), whole)
+    assert media.normalized(pixels[:0], family.norm()).shape == (0, 1176)
+    theirs = np.asarray(theirs_of("qwen2_vl")(images=[drawn(140, 112)])["pixel_values"])
+    assert np.abs(whole.numpy() - theirs).max() < 1e-6
+
+
+def test_a_batch_is_normalized_as_it_arrives() -> None:
+    """`pixel_norm` goes; float32 pixels change their dtype; a batch of text stays."""
+    family = family_of("llava")
+    pixels = torch.from_numpy(family.patches(np.asarray(drawn(50, 40))))
+    norm = torch.from_numpy(family.norm())
+
+    found = media.normalize({"pixel_values": pixels, "pixel_norm": norm, "x": 1})
+    stacked = media.normalize({"pixel_values": pixels, "pixel_norm": norm[None].repeat(4, 1, 1)})
+
+    assert sorted(found) == ["pixel_values", "x"]
+    assert found["pixel_values"].dtype == torch.bfloat16
+    assert torch.equal(found["pixel_values"], stacked["pixel_values"])
+    already = media.normalize({"pixel_values": found["pixel_values"].float()}, dtype=torch.float16)
+    assert already["pixel_values"].dtype == torch.float16
+    assert media.normalize({"input_ids": pixels}) == {"input_ids": pixels}
+
+
+def test_what_cannot_be_normalized_is_one_sentence() -> None:
+    pixels, norm = torch.zeros((2, 12), dtype=torch.uint8), np.ones((2, 3), np.float32)
+
+    with pytest.raises(InvalidRequest, match="no pixel_norm"):
+        media.normalize({"pixel_values": pixels})
+    with pytest.raises(InvalidRequest, match=r"dtype is torch\.int32"):
+        media.normalized(pixels, norm, dtype=torch.int32)
+    with pytest.raises(InvalidRequest, match="not normalized yet"):
+        media.normalized(pixels.float(), norm)
+    with pytest.raises(InvalidRequest, match=r"pixel_norm has the shape \(3,\)"):
+        media.normalized(pixels, norm[0])
+
+
+@pytest.mark.parametrize("file", ["chelsea.png", "rocket.jpg", "camera.png"])
+def test_photographs_come_out_as_from_transformers(file: str) -> None:
+    """Of scikit-image, by three families: JPEG and PNG, grey and coloured."""
+    data = (Path(data_dir) / file).read_bytes()
+    medium = HeldMedium(file, data)
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    for name in ("qwen2_vl", "kimi", "llava"):
+        family = family_of(name)
+        found = family.values(family.patches(picture_pixels(medium)))
+        expected = theirs_of(name)(images=[image])["pixel_values"]
+        assert np.array_equal(found, np.asarray(expected)), name
+        assert family.size(*picture_size(medium)).patches > 0
