@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from damaged.mutations import mutate
 from penstock.server.core.refs import ItemRef
+from penstock.server.media.bad_sound import BadSound
 from penstock.server.media.medium import HeldMedium
-from penstock.server.media.sound_errors import BadSound
 from penstock.server.roles import ProcessContext, SoundProcessor
 from sounds import FORMATS, drawn, written
 

@@ -12,10 +12,10 @@ import pytest
 import soundfile
 
 from penstock.server.media import mp3_frames
+from penstock.server.media.bad_sound import BadSound
 from penstock.server.media.medium import HEAD_BYTES, HeldMedium, Medium
 from penstock.server.media.parts import MediumParts
-from penstock.server.media.sound import decode
-from penstock.server.media.sound_errors import BadSound
+from penstock.server.media.sound_decoding import decode
 from penstock.server.media.sound_header import SoundHeader, read_header
 from penstock.wire.errors import SourceUnavailable
 from sounds import FORMATS, audiodata, decoded, drawn, written

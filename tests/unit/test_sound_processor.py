@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from penstock.server.core.refs import ItemRef
+from penstock.server.media.bad_sound import BadSound
 from penstock.server.media.medium import HeldMedium
 from penstock.server.media.resample import resample
-from penstock.server.media.sound_errors import BadSound
 from penstock.server.roles import ProcessContext, SoundProcessor
 from penstock.server.usercode import libraries
 from penstock.wire.errors import InvalidJob, MissingExtra

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from penstock.server.media.sound_errors import BadSound
+from penstock.server.media.bad_sound import BadSound
 
 _KBITS = {
     3: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0),

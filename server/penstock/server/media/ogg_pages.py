@@ -9,8 +9,8 @@ import struct
 import zlib
 from typing import NamedTuple
 
+from penstock.server.media.bad_sound import BadSound
 from penstock.server.media.parts import MediumParts
-from penstock.server.media.sound_errors import BadSound
 
 _HEADER = struct.Struct("<4sBBqIIIB")
 _MOST = 27 + 255 + 255 * 255
@@ -19,7 +19,7 @@ _MOST = 27 + 255 + 255 * 255
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
-class Page(NamedTuple):
+class OggPage(NamedTuple):
     """One page.
 
     Attributes:
@@ -41,7 +41,7 @@ class Page(NamedTuple):
     size: int
 
 
-def read_page(data: bytes | memoryview, at: int) -> Page:
+def read_page(data: bytes | memoryview, at: int) -> OggPage:
     """Return the page that begins at a place.
 
     Raises:
@@ -59,7 +59,7 @@ def read_page(data: bytes | memoryview, at: int) -> Page:
     if _checksum(page[:22] + bytes(4) + page[26:]) != checksum:
         raise BadSound(f"its ogg page at byte {at:,} is damaged: its checksum is another")
     packet = page[27 + count :]
-    return Page(bool(flags & 2), bool(flags & 4), position, serial, number, packet, size)
+    return OggPage(bool(flags & 2), bool(flags & 4), position, serial, number, packet, size)
 
 
 def last_page(parts: MediumParts, serial: int) -> int:

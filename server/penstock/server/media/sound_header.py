@@ -8,10 +8,10 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from penstock.server.media.bad_sound import BadSound
 from penstock.server.media.mp3_frames import DELAY, find_tag, walk_frames
 from penstock.server.media.ogg_pages import last_page, read_page
 from penstock.server.media.parts import MediumParts
-from penstock.server.media.sound_errors import BadSound
 
 _ENCODINGS = {
     (1, 8): "PCM_U8",

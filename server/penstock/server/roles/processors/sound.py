@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 
 from penstock.common.nearest import hint
+from penstock.server.media.bad_sound import BadSound
 from penstock.server.media.medium import Medium
 from penstock.server.media.parts import MediumParts
 from penstock.server.media.resample import (
@@ -22,12 +23,11 @@ from penstock.server.media.resample import (
     resample,
     resampled_length,
 )
-from penstock.server.media.sound import (
+from penstock.server.media.sound_decoding import (
     decode,
     decoding_bytes,
     load_soundfile,
 )
-from penstock.server.media.sound_errors import BadSound
 from penstock.server.media.sound_header import SoundHeader, read_header
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.parameters import AtLeast, OneOf, declared

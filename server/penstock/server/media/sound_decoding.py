@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.server.media.bad_sound import BadSound
 from penstock.server.media.mp3_frames import for_decoder
 from penstock.server.media.ogg_pages import check_pages
 from penstock.server.media.optional import optional
 from penstock.server.media.parts import MediumParts, PartFile, failure
-from penstock.server.media.sound_errors import BadSound
 from penstock.server.media.sound_header import SoundHeader
 from penstock.wire.errors import MissingExtra
 
