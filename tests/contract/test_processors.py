@@ -25,10 +25,12 @@ from penstock.server.roles.processors import (
     FunctionProcessor,
     IdentityProcessor,
     ImageProcessor,
+    SoundProcessor,
     TokenizeProcessor,
 )
 from penstock.server.testing import check_processor
 from penstock.wire.errors import InvalidJob
+from sounds import drawn, written
 from vision import write_vision_folder
 
 
@@ -75,6 +77,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "b a"}]
 
 
+SOUND = {"audio": written(drawn(0.3, 24000, 2), 24000, "flac"), "text": "a b", "end": 0.2}
+
+
 CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     "identity": (lambda _: IdentityProcessor(), {"x": np.arange(3), "name": "a"}),
     "identity, renamed": (
@@ -115,6 +120,15 @@ CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     "conversation without an answer": (
         lambda path: ConversationProcessor(path.parent / "qwen2_vl"),
         {"messages": CHAT[:1]},
+    ),
+    "sound": (lambda _: SoundProcessor(columns=["text"]), SOUND),
+    "sound, resampled": (
+        lambda _: SoundProcessor(sample_rate=16000, dtype="int16", stop_s="end"),
+        SOUND,
+    ),
+    "sound by tokens": (
+        lambda _: SoundProcessor(channels="all", tokens_per_second=12.5),
+        {"audio": {"bytes": SOUND["audio"], "path": "a.flac"}},
     ),
     "function": (lambda _: FunctionProcessor(noisy), {"x": np.arange(3.0)}),
     "function of many": (lambda _: FunctionProcessor(several), {"x": [1, 2]}),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.server.files.catalog import Stamp
@@ -67,7 +68,7 @@ class FileMedium(Medium):
             known = self._fetching.look(self)
             if known is not None:
                 return memoryview(known)[:count]
-            self._head = self._fetching.take(self, count) or self._tried(count)
+            self._head = self._fetching.take(self, count) or self._tried(partial(self.fetch, count))
         return self._head[:count]
 
     def read(self) -> bytes | memoryview:
@@ -76,9 +77,26 @@ class FileMedium(Medium):
             return self._head
         found = self._fetching.take(self)
         if found is None:
-            return self._tried(None)
+            return self._tried(partial(self.fetch, None))
         self.failure = None
         return found
+
+    def size(self) -> int:
+        """Return how many bytes it has, which reading its head tells; see `Medium.size`."""
+        if self.expected_bytes is None:
+            self.head()
+        assert self.expected_bytes is not None
+        return self.expected_bytes
+
+    def at(self, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes `[start, stop)` of it, read alone; see `Medium.at`."""
+        stop = min(stop, self.size())
+        if self._head is not None and stop <= len(self._head):
+            return self._head[start:stop]
+        if stop <= start:
+            return b""
+        first = self._reference.start
+        return self._tried(lambda: self._read(first + start, first + stop))
 
     @property
     def expected_bytes(self) -> int | None:
@@ -97,10 +115,10 @@ class FileMedium(Medium):
     def _is_all(self, head: bytes) -> bool:
         return len(head) == self.expected_bytes
 
-    def _tried(self, count: int | None) -> bytes:
+    def _tried(self, read: Callable[[], bytes]) -> bytes:
         self.failure = None
         try:
-            return self.fetch(count)
+            return read()
         except Exception as error:
             self.failure = trouble(error, self.place, self._listed)
             if self.failure is error:

@@ -147,7 +147,13 @@ class MediaProcessor(RawItemProcessor):
 
     What `references` names is fetched for it, several files at once and ahead of decoding, and is
     there as `context.media`. For `size` headers are read, no more.
+
+    Class attributes:
+        reads_whole: False = it reads parts of large files, by `Medium.at`, so they are not fetched
+            ahead of it.
     """
+
+    reads_whole: ClassVar[bool] = True
 
     @abstractmethod
     def references(self, raw: RawItem) -> Sequence[Any]:
