@@ -39,6 +39,7 @@ NAMES = (
     "packing",
     "plan",
     "batchers",
+    "families",
     "first_rows",
     "later",
     "text",
@@ -71,6 +72,8 @@ NAMES = (
     "messages",
     "index",
     "sources",
+    "media_listing",
+    "media_far",
 )
 
 

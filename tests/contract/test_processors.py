@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import pictures
 from chats import CHATML, write_chat_folder
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.context import ProcessContext
@@ -23,6 +24,7 @@ from penstock.server.roles.processors import (
     ConversationProcessor,
     FunctionProcessor,
     IdentityProcessor,
+    ImageProcessor,
     SoundProcessor,
     TokenizeProcessor,
 )
@@ -49,6 +51,14 @@ def several(raw: dict[str, Any]) -> list[dict[str, Any]]:
 def nothing(raw: dict[str, Any], context: ProcessContext) -> None:
     """Filter everything."""
     return context.skip("unwanted")
+
+
+def mirrored(image: Any) -> Any:
+    """Transform a picture of Pillow."""
+    return image.transpose(0)
+
+
+JPEG = pictures.encoded(pictures.colours(), "JPEG", exif=pictures.exif(6))
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +97,21 @@ CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     "chat without an answer": (
         lambda path: ChatProcessor(path.parent / "chat"),
         {"messages": CHAT[:1]},
+    ),
+    "image": (lambda _: ImageProcessor(columns=["label"]), {"image": JPEG, "label": 3}),
+    "image, everything random": (
+        lambda _: ImageProcessor(
+            "jpg", kernel="torch", crop="random_resized", crop_to=[20, 30], flip=0.5, layout="CHW"
+        ),
+        {"jpg": {"bytes": JPEG, "path": "a.jpg"}},
+    ),
+    "image padded, by OpenCV": (
+        lambda _: ImageProcessor(scale=1, kernel="opencv", resize="pad", resize_to=16),
+        JPEG,
+    ),
+    "image transformed": (
+        lambda _: ImageProcessor(transform=mirrored, decoder="pillow"),
+        {"image": JPEG},
     ),
     "conversation": (
         lambda path: ConversationProcessor(path.parent / "qwen2_vl", fake_image=True),

@@ -25,12 +25,8 @@ from chats import CHATML, write_chat_folder
 from harness import ENVIRONMENT, serving, write_job_file
 from penstock.client import Loader
 from penstock.client.calls.grpc_transport import open_transport
+from penstock.server.jobs.registry import KINDS
 from penstock.server.process.environment import THREAD_VARIABLES
-from penstock.server.roles.batchers import BUILTIN_BATCHERS
-from penstock.server.roles.collators import BUILTIN_COLLATORS
-from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS
-from penstock.server.roles.processors import BUILTIN_PROCESSORS
-from penstock.server.sources import BUILTIN_SOURCES
 from penstock.wire import LENT_BYTES
 from penstock.wire.describe import batch_record
 from penstock.wire.transports import Transport
@@ -350,18 +346,13 @@ def compare(found: Records, truth: Records) -> None:
 
 def test_the_matrix_has_every_shipped_role() -> None:
     """A role that comes new is compared, too."""
-    for kind, builtins, given in (
-        ("source", BUILTIN_SOURCES, set()),
-        ("distributor", BUILTIN_DISTRIBUTORS, {"map"}),
-        ("processor", BUILTIN_PROCESSORS, {"function"}),
-        ("batcher", BUILTIN_BATCHERS, {"simple"}),
-        ("collator", BUILTIN_COLLATORS, {"default"}),
-    ):
+    given = {"distributor": {"map"}, "batcher": {"simple"}, "collator": {"default"}}
+    for kind in KINDS:
         used = [job[kind] for job in JOBS.values() if kind in job]
         if kind == "source":
             used += [one for job in JOBS.values() for one in job.get("sources", {}).values()]
         names = {one if isinstance(one, str) else one["type"] for one in used}
-        assert set(builtins) <= names | given, kind
+        assert set(KINDS[kind].builtins) <= names | given.get(kind, set()), kind
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -400,6 +391,7 @@ def test_spawn_anywhere(file: Path, truth: Records) -> None:
 SHOW = """
 import sys
 from penstock.server.cli import run
+from penstock.server.jobs.registry import KINDS
 from penstock.server.process.environment import fix_this_process
 file, count, *jobs = sys.argv[1:]
 fix_this_process()  # as `penstockd show` does before anything else

@@ -353,7 +353,7 @@ def test_sizes_need_no_more_than_headers(home: Path) -> None:
     whole = role.size(item, [HeldMedium("a", data)])
 
     assert role.size(item, [HeldMedium("a", data[:1000])]) == whole
-    with pytest.raises(ValueError, match=r"picture 0 cannot be decoded"):
+    with pytest.raises(ValueError, match="picture 0: this JPEG cannot be decoded: Premature end"):
         processed(role, as_openai([("user", [0]), ("assistant", ["a"])], [data[:1000]]))
 
 
@@ -648,7 +648,7 @@ def openai(*parts: Any) -> dict[str, Any]:
         (openai({"type": "image", "image": "data:image/png;base64,x"}), "which is not base64"),
         ({"messages": [{"role": "user", "content": 5}]}, "content of type int"),
         ({**openai({"type": "image"}), "images": [None]}, "is null"),
-        (openai({"type": "image", "image": {"bytes": b"xx"}}), "picture 0 is not a picture"),
+        (openai({"type": "image", "image": {"bytes": b"xx"}}), "picture 0"),
         (openai({"type": "text", "text": "<|image_pad|>"}), "wrote 1 <|image_pad|> for 0 pictures"),
         (
             openai({"type": "image", "image": {"bytes": encoded(Image.new("RGB", (1000, 2)))}}),

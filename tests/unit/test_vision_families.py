@@ -12,16 +12,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image
 from skimage import data_dir
 
 from penstock.client import media
 from penstock.server.media.families.family import Family
 from penstock.server.media.families.fixed_families import DefaultFamily, Llava
 from penstock.server.media.families.patch_families import Kimi, Qwen3Vl, QwenVl
-from penstock.server.media.families.pictures import picture_pixels, picture_size
 from penstock.server.media.families.processor_folder import load_family
-from penstock.server.media.medium import HeldMedium
+from penstock.server.media.image_header import parse_header
+from penstock.server.media.picture import Decoding
 from penstock.wire.errors import InvalidJob, InvalidRequest
 from vision import CLASSES, drawn, encoded, image_processor, write_vision_folder
 
@@ -168,22 +168,6 @@ def test_llava_pads_to_a_square_and_others_resize_both_sides() -> None:
 # --- pictures ---
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_sizes_of_headers_are_those_of_upright_pictures(orientation: int) -> None:
-    """EXIF's eight orientations: what a header tells is what comes of the pixels."""
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    out = io.BytesIO()
-    drawn(31, 20).save(out, "JPEG", exif=exif)
-
-    medium = HeldMedium("a", out.getvalue())
-
-    found = picture_pixels(medium)
-    assert picture_size(medium) == (found.shape[1], found.shape[0])
-    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(out.getvalue()))))
-    assert np.array_equal(found, upright)
-
-
 def test_transparent_pictures_are_on_white_as_in_transformers() -> None:
     """Alpha, and a palette with a transparent colour."""
     from transformers.image_transforms import convert_to_rgb
@@ -196,14 +180,22 @@ def test_transparent_pictures_are_on_white_as_in_transformers() -> None:
     for image in (faded, palette):
         data = encoded(image)
         expected = convert_to_rgb(Image.open(io.BytesIO(data)), return_numpy=True)
-        assert np.array_equal(picture_pixels(HeldMedium("a", data)), expected)
+        found = Decoding().decode(data, parse_header(data, "a"), "a")
+        assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("data", [b"", b"not a picture", encoded(drawn(60, 60))[:700]])
-def test_what_is_not_a_picture_is_named(data: bytes) -> None:
-    """Where the header is whole its size is told, and decoding says what is wrong."""
-    with pytest.raises(ValueError, match=r"photo\.png"):
-        picture_pixels(HeldMedium("photo.png", data))
+@pytest.mark.parametrize("file", ["chelsea.png", "rocket.jpg", "camera.png"])
+def test_photographs_come_out_as_from_transformers(file: str) -> None:
+    """Of scikit-image, by three families: JPEG and PNG, grey and coloured."""
+    data = (Path(data_dir) / file).read_bytes()
+    header = parse_header(data, file)
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    for name in ("qwen2_vl", "kimi", "llava"):
+        family = family_of(name)
+        found = family.values(family.patches(Decoding().decode(data, header, file)))
+        expected = theirs_of(name)(images=[image])["pixel_values"]
+        assert np.array_equal(found, np.asarray(expected)), name
+        assert family.size(header.width, header.height).patches > 0
 
 
 # --- settings and folders ---
@@ -241,6 +233,26 @@ def test_older_files_and_the_jobs_word(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(old))
     family = load_family(tmp_path, "llava", {"patch_size": 7})
     assert family.size(1, 1).tokens == 64
+
+
+def test_kimis_own_code_has_other_names(tmp_path: Path) -> None:
+    """`media_proc_cfg`, and the class in `auto_map`; what the family has not is refused."""
+    told = {"in_patch_limit": 65536, "patch_limit_on_one_side": 99, "merge_kernel_size": [2, 2]}
+    saved: dict[str, Any] = {
+        "auto_map": {"AutoProcessor": "kimi_k25_processor.KimiK25Processor"},
+        "media_proc_cfg": {**told, "patch_size": 14, "fixed_output_tokens": None},
+    }
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps(saved))
+
+    family = load_family(tmp_path, None, None)
+
+    names = ("max_patches", "max_side_patches", "merge_size")
+    assert [family.settings[name] for name in names] == [65536, 99, 2]
+    saved["media_proc_cfg"]["transparent_bg_config"] = {"type": "chessboard"}
+    file.write_text(json.dumps(saved))
+    with pytest.raises(InvalidJob, match="transparent_bg_config in"):
+        load_family(tmp_path, None, None)
 
 
 def test_settings_alone_make_a_family(tmp_path: Path) -> None:
@@ -333,7 +345,8 @@ def test_a_batch_is_normalized_as_it_arrives() -> None:
     norm = torch.from_numpy(family.norm())
 
     found = media.normalize({"pixel_values": pixels, "pixel_norm": norm, "x": 1})
-    stacked = media.normalize({"pixel_values": pixels, "pixel_norm": norm[None].repeat(4, 1, 1)})
+    several = norm.expand(4, *norm.shape)
+    stacked = media.normalize({"pixel_values": pixels, "pixel_norm": several})
 
     assert sorted(found) == ["pixel_values", "x"]
     assert found["pixel_values"].dtype == torch.bfloat16
@@ -343,8 +356,21 @@ def test_a_batch_is_normalized_as_it_arrives() -> None:
     assert media.normalize({"input_ids": pixels}) == {"input_ids": pixels}
 
 
+@pytest.mark.parametrize("name", ["qwen2_vl", "kimi", "llava"])
+def test_stacked_pixels_are_normalized_as_they_are(name: str) -> None:
+    """However many axes stand before a patch or a picture: collators stack what is of one shape."""
+    family = family_of(name)
+    pixels = torch.from_numpy(family.patches(np.asarray(drawn(60, 60))))
+
+    flat = media.normalized(pixels, family.norm(), dtype=torch.float32)
+    stacked = media.normalized(pixels[None, None], family.norm()[None], dtype=torch.float32)
+
+    assert stacked.shape == (1, 1, *pixels.shape)
+    assert torch.equal(stacked[0, 0], flat)
+
+
 def test_what_cannot_be_normalized_is_one_sentence() -> None:
-    pixels, norm = torch.zeros((2, 12), dtype=torch.uint8), np.ones((2, 3), np.float32)
+    pixels, norm = torch.zeros((2, 12), dtype=torch.uint8), np.ones((2, 12), np.float32)
 
     with pytest.raises(InvalidRequest, match="no pixel_norm"):
         media.normalize({"pixel_values": pixels})
@@ -352,19 +378,6 @@ def test_what_cannot_be_normalized_is_one_sentence() -> None:
         media.normalized(pixels, norm, dtype=torch.int32)
     with pytest.raises(InvalidRequest, match="not normalized yet"):
         media.normalized(pixels.float(), norm)
-    with pytest.raises(InvalidRequest, match=r"pixel_norm has the shape \(3,\)"):
-        media.normalized(pixels, norm[0])
-
-
-@pytest.mark.parametrize("file", ["chelsea.png", "rocket.jpg", "camera.png"])
-def test_photographs_come_out_as_from_transformers(file: str) -> None:
-    """Of scikit-image, by three families: JPEG and PNG, grey and coloured."""
-    data = (Path(data_dir) / file).read_bytes()
-    medium = HeldMedium(file, data)
-    image = Image.open(io.BytesIO(data)).convert("RGB")
-    for name in ("qwen2_vl", "kimi", "llava"):
-        family = family_of(name)
-        found = family.values(family.patches(picture_pixels(medium)))
-        expected = theirs_of(name)(images=[image])["pixel_values"]
-        assert np.array_equal(found, np.asarray(expected)), name
-        assert family.size(*picture_size(medium)).patches > 0
+    for wrong in (norm[0], norm[:, :3], np.ones((2, 3, 1, 1), np.float32)):
+        with pytest.raises(InvalidRequest, match=r"pixel_norm has the shape \("):
+            media.normalized(pixels, wrong)

@@ -77,10 +77,9 @@ def normalized(
     """Return what the processor of the model's family gives for these pixels, rounded to a dtype.
 
     Args:
-        pixels: uint8 (n, ...), where what follows n begins with three channels: patches
-            (n, 3 * times * side * side) or (n, 3, side, side), or pictures (n, 3, height, width).
-        norm: float32 (2, 3), or a list of it (rows of samples, which are alike): a level becomes
-            (level - first) / second, in its channel.
+        pixels: uint8 (..., values) of patches, or (..., 3, height, width) of patches or pictures.
+        norm: float32 (2, values) or (2, 3, 1, 1): a level becomes (level - first) / second. Those
+            of several samples, one after another, are alike: the first is taken.
         dtype: float32, float16 or bfloat16. In float32 it is the family's own value, but for the
             last bits; the others round that.
         device: Where it is to lie, and is computed. None = where `pixels` are.
@@ -92,39 +91,42 @@ def normalized(
         InvalidRequest: The dtype, or a shape, is another one.
     """
     _checked(dtype)
-    if pixels.dtype != torch.uint8 or pixels.ndim < 2:
+    if pixels.dtype != torch.uint8:
         raise InvalidRequest(
-            f"pixels are {pixels.dtype} of shape {tuple(pixels.shape)}, and only uint8 of two or "
-            "more dimensions is not normalized yet",
+            f"pixels are {pixels.dtype}, and only uint8 is not normalized yet",
             field="pixels",
             value=str(pixels.dtype),
         )
     pixels = pixels.to(device) if device is not None else pixels
-    mean, std = _two(norm, pixels.device)
+    mean, std = _two(norm, pixels)
     found = torch.empty(pixels.shape, dtype=dtype, device=pixels.device)
     if not pixels.numel():
         return found
-    by_channel, into = (each.view(len(pixels), 3, -1) for each in (pixels.contiguous(), found))
-    rows = max(1, CHUNK // by_channel[0].numel())
-    for start in range(0, len(pixels), rows):
-        chunk = by_channel[start : start + rows].to(torch.float32)
+    shape = (-1, *pixels.shape[-mean.ndim :])
+    entries, into = pixels.reshape(shape), found.view(shape)
+    rows = max(1, CHUNK // entries[0].numel())
+    for start in range(0, len(entries), rows):
+        chunk = entries[start : start + rows].to(torch.float32)
         into[start : start + rows] = chunk.sub_(mean).div_(std)
     return found
 
 
-def _two(norm: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation, each float32 (3, 1)."""
-    found = torch.as_tensor(norm, dtype=torch.float32, device=device)
-    if found.ndim == 3 and len(found):  # of several samples: they are alike
+def _two(norm: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what is taken off a patch or picture, and what that is divided by."""
+    found = torch.as_tensor(norm, dtype=torch.float32, device=pixels.device)
+    if found.ndim in (3, 5) and len(found):
         found = found[0]
-    if found.shape != (2, 3):
+    shape = pixels.shape[-1:] if found.ndim == 2 else (3, 1, 1)
+    if found.shape != (2, *shape) or (
+        found.ndim == 4 and (pixels.ndim < 3 or pixels.shape[-3] != 3)
+    ):
         raise InvalidRequest(
-            f"pixel_norm has the shape {tuple(found.shape)}; it is (2, 3): what is taken off, and "
-            "what it is divided by, in each channel",
+            f"pixel_norm has the shape {tuple(found.shape)}, and pixels {tuple(pixels.shape)}: it "
+            "is (2, values) for (..., values), or (2, 3, 1, 1) for (..., 3, height, width)",
             field="norm",
             value=str(tuple(found.shape)),
         )
-    return found[0, :, None], found[1, :, None]
+    return found[0], found[1]
 
 
 def _checked(dtype: torch.dtype) -> torch.dtype:

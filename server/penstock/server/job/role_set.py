@@ -195,10 +195,8 @@ class RoleSet:
     def _media_reader(self) -> MediaReader:
         """Return what reads media: below the job's directory, and those of its sources."""
         files = self._media_files or MediaFiles()
-        roots = [] if files.dir is None else [files.dir]
-        for source in self.sources.values():
-            roots += source.media_dirs()
-        return MediaReader(files, list(dict.fromkeys(roots)))
+        dirs = {name: source.media_dirs() for name, source in self.sources.items()}
+        return MediaReader(files, dirs)
 
     @cached_property
     def planned(self) -> PlannedBatches | None:
@@ -245,6 +243,17 @@ class RoleSet:
             **self._media_identity(),
             **({} if self.planned is None else {"plan": self.planned.identity()}),
         }
+
+    def media_cautions(self) -> list[str]:
+        """Return sentences about media whose content the log id does not know."""
+        if self.media is not None:
+            return self.media.cautions()
+        return [
+            f"source {name!r} names media, and the processor {self.processor.code_of()} takes "
+            "none, so nothing fetches them: derive it from MediaProcessor"
+            for name, source in self.sources.items()
+            if source.media_dirs()
+        ]
 
     def _media_identity(self) -> dict[str, Any]:
         found = {} if self.media is None else self.media.identity()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -183,13 +184,9 @@ class FileMedium(Medium):
     def _read(self, start: int, stop: int) -> bytes:
         began_s = time.monotonic()
         part = self._part(start, stop)
-        if self._listed is not None:
-            if not self._listed.is_same(part.stamp):
-                raise changed(self.place, self._listed.size, part.stamp.size)
-        elif self._seen is None:
+        self._check_same(part.stamp)
+        if self._listed is None and self._seen is None:
             self._seen = part.stamp
-        elif self._seen[:2] != part.stamp[:2]:
-            raise changed(self.place, self._seen.size, part.stamp.size)
         self._fetching.note(len(part.data), time.monotonic() - began_s)
         return part.data
 
@@ -200,7 +197,28 @@ class FileMedium(Medium):
         known = self._seen
         if self._listed is not None:
             known = Stamp(self._listed.size, "", "", False)
-        return read_remote(ranges, path, start, stop, known)
+        try:
+            return read_remote(ranges, path, start, stop, known)
+        except Exception:
+            if known is not None:  # a store may refuse to give any version but this
+                found = None
+                with contextlib.suppress(Exception):  # of the look: the first error says more
+                    found = ranges.look(path)
+                if found is not None:
+                    self._check_same(found)
+            raise
+
+    def _check_same(self, stamp: Stamp) -> None:
+        """Refuse a version that is not the one that the job, or this medium, began with.
+
+        Raises:
+            SourceChanged: It is not.
+        """
+        if self._listed is not None:
+            if not self._listed.is_same(stamp):
+                raise changed(self.place, self._listed.size, stamp.size)
+        elif self._seen is not None and self._seen[:2] != stamp[:2]:
+            raise changed(self.place, self._seen.size, stamp.size)
 
     def _check_bytes(self, size: int) -> None:
         if size > self._most_bytes:

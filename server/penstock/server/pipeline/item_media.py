@@ -52,7 +52,10 @@ class ItemMedia:
         if reader is None or not isinstance(processor, MediaProcessor):
             return [()] * len(items)
         said = contained(lambda: [list(processor.references(raw)) for raw in raws])
-        return [reader.media(references) for references in said]
+        return [
+            reader.media(references, item.source)
+            for item, references in zip(items, said, strict=True)
+        ]
 
     @property
     def waits(self) -> bool:

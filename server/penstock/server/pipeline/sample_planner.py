@@ -163,7 +163,7 @@ class SamplePlanner:
         taken, batches = self.batching.add_run(refs, self.place)
         if not taken:
             return False
-        items, _, sizes, _ = zip(*refs[:taken], strict=True)
+        items, _, sizes, _, _ = zip(*refs[:taken], strict=True)
         try:
             self.draws.step(items, [0] * taken if self._can_seek else sizes)
             undo = None

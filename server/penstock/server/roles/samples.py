@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from penstock.server.core.refs import ItemRef, SampleRef
+
 RawItem = Any
 """What a source gives: a dict of columns, bytes, or whatever its data is."""
 
@@ -25,3 +27,10 @@ class SampleSizes(NamedTuple):
 
     size: int
     counts: tuple[int, ...] = ()
+
+
+def ref_of(item: ItemRef, size: int | SampleSizes, part: int = 0) -> SampleRef:
+    """Return a whole sample of an item, of the size that was told of it."""
+    if isinstance(size, SampleSizes):
+        return SampleRef(item, part, size.size, None, size.counts)
+    return SampleRef(item, part, size)

@@ -9,5 +9,4 @@ or transformers is imported, and nothing is asked of a network.
 * `processor_folder.py`: which family the folder of a processor is, and with which settings.
 * `settings.py`: their settings, checked.
 * `rope_positions.py`: positions in three dimensions.
-* `pictures.py`: a picture's size from its header, and its pixels.
 """

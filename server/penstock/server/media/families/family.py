@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.media.families.pictures import Pixels, pillow
 from penstock.server.media.families.settings import Settings
+from penstock.server.media.pillow import pillow
 from penstock.wire.errors import InvalidJob
 
 CLIP_MEAN, CLIP_STD = (
@@ -18,6 +18,9 @@ CLIP_MEAN, CLIP_STD = (
     [0.26862954, 0.26130258, 0.27577711],
 )
 """Of the pictures that CLIP was trained on, by channel, from 0 to 1 (arXiv 2103.00020)."""
+
+Pixels = npt.NDArray[np.uint8]
+"""A picture, (height, width, 3), or (n, ...) once it is patches."""
 
 FAKE_SIDE = 56
 """Pixels of the sides of the white picture that a conversation without one is given."""
@@ -140,16 +143,20 @@ class Family(ABC):
         return found.reshape(patches.shape)
 
     def norm(self) -> npt.NDArray[np.float32]:
-        """Return what normalizes unnormalized pixels: (level - first) / second, by channel.
+        """Return what normalizes unnormalized pixels: (level - first) / second.
 
         Returns:
-            float32 (2, 3).
+            float32 (2, ...), which broadcasts over any number of patches or pictures: (2, values)
+            where a patch is a row of values, else (2, 3, 1, 1).
         """
         factor = self.settings["rescale_factor"] if self.settings["do_rescale"] else 1.0
         mean, std = [0.0] * 3, [1.0] * 3
         if self.settings["do_normalize"]:
             mean, std = self.settings["image_mean"], self.settings["image_std"]
-        return np.array([np.array(mean) / factor, np.array(std) / factor], dtype=np.float32)
+        found = np.array([np.array(mean) / factor, np.array(std) / factor], dtype=np.float32)
+        if len(self.shape()) == 1:
+            return np.repeat(found, self.shape()[0] // 3, axis=1)
+        return found.reshape(2, 3, 1, 1)
 
     def _levels(self) -> npt.NDArray[np.float32]:
         """Return the value of each level in each channel: float32 (3, 256).

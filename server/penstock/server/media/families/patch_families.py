@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.media.families.family import CLIP_MEAN, CLIP_STD, Family, PictureSize
-from penstock.server.media.families.pictures import Pixels
+from penstock.server.media.families.family import CLIP_MEAN, CLIP_STD, Family, PictureSize, Pixels
 from penstock.server.media.families.settings import Settings
 
 _PIXEL_SETTINGS = (

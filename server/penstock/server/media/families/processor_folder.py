@@ -87,7 +87,7 @@ def _found(folder: Path) -> tuple[dict[str, Any], str | None, str]:
     class_name, place = None, _FILES[1]
     for name in _FILES:
         content = read_json(folder / name)
-        class_name = class_name or content.get("processor_class")
+        class_name = class_name or _class_name(content)
         if name == "tokenizer_config.json":
             more = content.get("extra_special_tokens")
             token = content.get("image_token") or (
@@ -99,10 +99,53 @@ def _found(folder: Path) -> tuple[dict[str, Any], str | None, str]:
         nested = content.pop("image_processor", None)
         if isinstance(nested, Mapping):
             content = {**content, **nested}
+        if isinstance(own := content.get("media_proc_cfg"), Mapping):
+            content = {**content, **_kimi_settings(own, folder / name)}
         if content and any(key.startswith("image_") for key in content):
             place = name
         values.update({key: value for key, value in content.items() if value is not None})
     return values, class_name, place
+
+
+def _class_name(content: Mapping[str, Any]) -> str | None:
+    """Return the class that a file names, of transformers or of code beside the model."""
+    code = content.get("auto_map")
+    told = code.get("AutoProcessor") if isinstance(code, Mapping) else None
+    found = content.get("processor_class") or told
+    return found.rpartition(".")[2] if isinstance(found, str) else None
+
+
+_KIMI = {
+    "in_patch_limit": "max_patches",
+    "patch_limit_on_one_side": "max_side_patches",
+    "merge_kernel_size": "merge_size",
+    "patch_size": "patch_size",
+    "image_mean": "image_mean",
+    "image_std": "image_std",
+}
+"""What the settings of Kimi's own code, `media_proc_cfg`, are called in transformers."""
+
+_KIMI_OTHERS = ("fixed_output_tokens", "transparent_bg_config")
+"""Its settings that the family has not."""
+
+
+def _kimi_settings(told: Mapping[str, Any], place: Path) -> dict[str, Any]:
+    """Return the settings of Kimi's own code as those of the family.
+
+    Raises:
+        InvalidJob: It has one that the family has not.
+    """
+    for name in _KIMI_OTHERS:
+        if told.get(name) is not None:
+            raise InvalidJob(
+                f"{name} in {str(place)!r} is {told[name]!r}, which the family kimi does not have: "
+                "make samples of this model by a function",
+                key="family",
+            )
+    found = {name: told[own] for own, name in _KIMI.items() if told.get(own) is not None}
+    if isinstance(merge := found.get("merge_size"), list) and merge:
+        found["merge_size"] = merge[0]
+    return found
 
 
 def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:

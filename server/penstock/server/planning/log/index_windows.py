@@ -48,6 +48,7 @@ class WindowSamples(NamedTuple):
         items: int64 (n,): its item.
         copies: int32 (n,): in which of the epoch's passes over its source.
         parts: int32 (n,): which of its item's samples; None = the only one, of all of them.
+        measured: int64 (n, measures): what each counts beside its size; None = nothing.
         counts: Items: `drawn`, and those that gave no sample, by reason, as `Reasons` has them.
     """
 
@@ -57,6 +58,7 @@ class WindowSamples(NamedTuple):
     copies: npt.NDArray[np.int32]
     parts: npt.NDArray[np.int32] | None
     counts: Counter[str]
+    measured: Integers | None = None
 
 
 class Reasons:

@@ -30,7 +30,7 @@ from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.roles.condition import Kept
 from penstock.server.roles.distributors import MapDistributor
-from penstock.server.roles.processor import RawItemProcessor
+from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
 from penstock.server.roles.role import asked
 from penstock.server.roles.samples import Sample
 from penstock.server.usercode.held_bytes import held_bytes
@@ -99,13 +99,15 @@ class Measuring:
         }
         self._quarantines = job.on_item_error == "quarantine"
         self._source_draws = any(source.uses_global_rng for source in sources.values())
+        processor = _counting(roles.processor, self._rule)
+        takes_media = isinstance(processor, MediaProcessor)
         # The roles that matter, and no others: nothing here depends on the job's order.
         self.job = Job(
             sources,
             MapDistributor(shuffle="none"),
-            _counting(roles.processor, self._rule),
+            processor,
             _lengths(self._rule) or roles.batcher,
-            media=None if roles.media is None else roles.media.files,
+            media=roles.media.files if roles.media and takes_media else None,
             seed=job.seed,
             lanes=1,
             epochs=1,

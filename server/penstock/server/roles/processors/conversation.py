@@ -5,22 +5,37 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.common.checks import check_choice, check_flag, check_whole
 from penstock.server.core.refs import ItemRef
-from penstock.server.media.families.family import FAKE_SIDE, Family, PictureSize, identity_of
-from penstock.server.media.families.pictures import Pixels, picture_pixels, picture_size
-from penstock.server.media.families.processor_folder import load_family
+from penstock.server.media.families.family import (
+    FAKE_SIDE,
+    Family,
+    PictureSize,
+    Pixels,
+    identity_of,
+)
+from penstock.server.media.families.processor_folder import FAMILIES, load_family
 from penstock.server.media.families.rope_positions import rope_positions
+from penstock.server.media.image_header import read_header
 from penstock.server.media.medium import Medium
+from penstock.server.media.picture import DECODERS, MAX_BYTES, MAX_PIXELS, Decoding
 from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.parameters import (
+    PATH,
+    AtLeast,
+    FilePath,
+    OfType,
+    OneOf,
+    TrueOrFalse,
+    declared,
+)
 from penstock.server.roles.processor import MediaProcessor
 from penstock.server.roles.processors.answer_finder import NOT_FOUND, UNMATCHED, AnswerFinder
 from penstock.server.roles.processors.chat import COLUMNS, NO_LOSS
@@ -37,6 +52,10 @@ from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.wire.errors import InvalidJob
 
 IMAGE_COLUMNS = ("images", "image")
+
+WHITE = (255, 255, 255)
+"""What transparent pictures lie on: transformers' processors have no other."""
+
 OPENS_WITHIN = 12
 """Tokens before a picture's own among which the one that opens it is: Kimi writes `image` between,
 which is one token of its vocabulary, and five of one of bytes."""
@@ -74,6 +93,7 @@ class _Laid(NamedTuple):
         )
 
 
+@declared
 class ConversationProcessor(MediaProcessor):
     """Turn a conversation with pictures into token ids and patches, for one family of models.
 
@@ -90,7 +110,8 @@ class ConversationProcessor(MediaProcessor):
       qwen2_vl and qwen3_vl (p, channels * times * side * side), of kimi (p, channels, side, side),
       with p patches; of llava and default (n, channels, height, width).
     * `image_grid_thw`: int64 (n, 3), patches in time, rows and columns; not of llava and default.
-    * `pixel_norm`: float32 (2, 3), what normalizes `patches: uint8`: (level - first) / second.
+    * `pixel_norm`: float32, what normalizes `patches: uint8`: (level - first) / second; (2, values)
+      of qwen2_vl and qwen3_vl, else (2, 3, 1, 1).
 
     Conversations are lists of `{"role": ..., "content": ...}`, with text or lists of parts, or of
     `{"from": ..., "value": ...}`. A picture's place is `<image>` in a user's text, in any case, or
@@ -145,6 +166,10 @@ class ConversationProcessor(MediaProcessor):
             goes, too, and those after it, counted under `dropped_turns`. Pictures that go are
             counted under `dropped_images`. It is filtered where no label is left. `error`: it is a
             bad item.
+        decoder: What decodes pictures, as of `image`: `jpeg` or `pillow`, with the same pixels.
+        max_pixels: The most pixels of a picture as it comes; one with more is a bad item. How many
+            it is given to the model with is said in `settings`.
+        max_bytes: The most bytes of its file, and of its pixels as they are decoded.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
@@ -155,59 +180,52 @@ class ConversationProcessor(MediaProcessor):
     uses_global_rng: ClassVar[bool] = False
     path_params: ClassVar[tuple[str, ...]] = ("tokenizer", "chat_template")
 
-    def __init__(
-        self,
-        tokenizer: str | os.PathLike[str],
-        family: str | None = None,
-        settings: dict[str, Any] | None = None,
-        column: str | None = None,
-        image_column: str | None = None,
-        patches: str = "float32",
-        fake_image: bool = False,
-        answer_images: str = "text",
-        surplus_placeholders: str = "error",
-        unplaced_images: str = "error",
-        unanswered: str = "drop",
-        chat_template: str | os.PathLike[str] | None = None,
-        template_args: dict[str, Any] | None = None,
-        roles: dict[str, str] | None = None,
-        tags: dict[str, str] | None = None,
-        unknown_roles: str = "error",
-        unmatched: str = "error",
-        max_length: int | None = None,
-        overlong: str = "drop",
-    ) -> None:
-        for name, value in (("tokenizer", tokenizer), ("chat_template", chat_template)):
-            if not isinstance(value, str | os.PathLike) and (name == "tokenizer" or value):
-                raise InvalidJob(f"{name} is {value!r}; give a path", key=name)
-        for name, given in (("template_args", template_args), ("settings", settings)):
-            if given is not None and not isinstance(given, Mapping):
-                raise InvalidJob(f"{name} is {given!r}: give values by names", key=name)
-        if max_length is not None:
-            check_whole("max_length", max_length, 1, "the tokens of a conversation", optional=True)
-        folder = Path(tokenizer)
+    tokenizer: Annotated[FilePath, OfType(PATH, "a path")]
+    _: KW_ONLY
+    family: Annotated[str | None, OneOf(tuple(FAMILIES))] = None
+    settings: Annotated[dict[str, Any] | None, OfType((Mapping,), "values by names")] = None
+    column: str | None = None
+    image_column: str | None = None
+    patches: Annotated[str, OneOf(("float32", "uint8"))] = "float32"
+    fake_image: Annotated[bool, TrueOrFalse()] = False
+    answer_images: Annotated[str, OneOf(("text", "place"))] = "text"
+    surplus_placeholders: Annotated[str, OneOf(("error", "skip"))] = "error"
+    unplaced_images: Annotated[str, OneOf(("error", "first_turn", "drop"))] = "error"
+    unanswered: Annotated[str, OneOf(("drop", "error"))] = "drop"
+    chat_template: Annotated[FilePath | None, OfType(PATH, "a path")] = None
+    template_args: Annotated[dict[str, Any] | None, OfType((Mapping,), "values by names")] = None
+    roles: dict[str, str] | None = None
+    tags: dict[str, str] | None = None
+    unknown_roles: Annotated[str, OneOf(("error", "skip"))] = "error"
+    unmatched: Annotated[str, OneOf(UNMATCHED)] = "error"
+    max_length: Annotated[int | None, AtLeast(1, "the tokens of a conversation")] = None
+    overlong: Annotated[str, OneOf(("drop", "truncate", "error"))] = "drop"
+    decoder: Annotated[str, OneOf(DECODERS)] = "jpeg"
+    max_pixels: Annotated[int, AtLeast(1)] = MAX_PIXELS
+    max_bytes: Annotated[int, AtLeast(1)] = MAX_BYTES
+
+    def __post_init__(self) -> None:
+        folder = Path(self.tokenizer)
         self.folder = folder.parent if folder.name == "tokenizer.json" else folder
-        self.family, self.settings = family, settings
-        self.template_file = None if chat_template is None else Path(chat_template)
-        self.template_args = template_args
-        self.columns = COLUMNS if column is None else (column,)
-        self.image_columns = IMAGE_COLUMNS if image_column is None else (image_column,)
-        self.patches = check_choice("patches", patches, ("float32", "uint8"))
-        self.fake_image = check_flag("fake_image", fake_image)
-        self.unanswered = check_choice("unanswered", unanswered, ("drop", "error"))
+        self.template_file = None if self.chat_template is None else Path(self.chat_template)
+        self.columns = COLUMNS if self.column is None else (self.column,)
+        self.image_columns = IMAGE_COLUMNS if self.image_column is None else (self.image_column,)
         self.turns = PictureTurns(
-            roles, tags, unknown_roles, answer_images, surplus_placeholders, unplaced_images
+            self.roles,
+            self.tags,
+            self.unknown_roles,
+            self.answer_images,
+            self.surplus_placeholders,
+            self.unplaced_images,
         )
-        self.unmatched = check_choice("unmatched", unmatched, UNMATCHED)
-        self.max_length = max_length
-        self.overlong = check_choice("overlong", overlong, ("drop", "truncate", "error"))
+        self.decoding = Decoding(self.decoder, WHITE, self.max_pixels, self.max_bytes)
         self._only_lengths = False
         self._loaded: _Loaded | None = None
         # Here it is the job's word, and not the class's: see `unanswered`.
         self.one_to_one = (  # type: ignore[misc]
-            unanswered == "error"
-            and unmatched != "skip"
-            and (max_length is None or overlong == "error")
+            self.unanswered == "error"
+            and self.unmatched != "skip"
+            and (self.max_length is None or self.overlong == "error")
         )
 
     @property
@@ -223,17 +241,19 @@ class ConversationProcessor(MediaProcessor):
             MissingExtra: A package that it needs is not installed.
         """
         loaded = self._load()
-        pictures = json.dumps(identity_of(loaded.family), sort_keys=True).encode()
+        decides = {**identity_of(loaded.family), "decoder": self.decoder}
+        pictures = json.dumps(decides, sort_keys=True).encode()
         return {**loaded.template.hashes, "pictures": hashlib.sha256(pictures).hexdigest()}
 
     def setup(self) -> None:
-        """Load tokenizer, template and family; otherwise the first `process` does so.
+        """Load tokenizer, template, family and what decodes.
 
         Raises:
             InvalidJob: One of them is not there, or they do not fit together.
             MissingExtra: A package that it needs is not installed.
         """
         self._load()
+        self.decoding.load()
 
     def check_columns(self, columns: Mapping[str, str]) -> None:
         """Refuse items without the column.
@@ -375,8 +395,7 @@ class ConversationProcessor(MediaProcessor):
             sizes = [family.size(FAKE_SIDE, FAKE_SIDE)]
         else:
             sizes = [
-                family.size(*picture_size(medium))
-                for _, medium in zip(placed.pictures, media, strict=True)
+                self._size(family, medium) for _, medium in zip(placed.pictures, media, strict=True)
             ]
         written = template.write(placed.messages)
         ids = template.ids(written.text)
@@ -390,6 +409,11 @@ class ConversationProcessor(MediaProcessor):
         noted = {"searched_answers": answers} if found.searched else {}
         laid = laid._replace(noted={**placed.noted, **noted})
         return self._shortened(laid, placed)
+
+    def _size(self, family: Family, medium: Medium) -> PictureSize:
+        header = read_header(medium)
+        self.decoding.check(header, medium.name)
+        return family.size(header.width, header.height)
 
     def _unanswered(self, reason: str, said: str) -> str:
         if self.unanswered == "error":
@@ -483,8 +507,8 @@ class ConversationProcessor(MediaProcessor):
             )
         fake = laid.noted.get("fake_images")
         pictures = [
-            family.patches(_white() if fake else _decoded(media[number], size, family))
-            for number, size in enumerate(laid.sizes)
+            family.patches(_white() if fake else self._decoded(media[number]))
+            for number in range(len(laid.sizes))
         ]
         empty = np.zeros((0, *family.shape()), np.uint8)
         patches = np.concatenate(pictures) if len(pictures) > 1 else [*pictures, empty][0]
@@ -496,6 +520,9 @@ class ConversationProcessor(MediaProcessor):
         if laid.noted:
             sample["noted"] = laid.noted
         return sample
+
+    def _decoded(self, medium: Medium) -> Pixels:
+        return self.decoding.decode(medium.read(), read_header(medium), medium.name)
 
 
 class _Loaded(NamedTuple):
@@ -551,17 +578,6 @@ def _blocks(family: Family, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]
     found = np.zeros(len(ids), bool)
     for start, stop in _each_block(family, ids):
         found[start:stop] = True
-    return found
-
-
-def _decoded(medium: Medium, size: PictureSize, family: Family) -> Pixels:
-    found = picture_pixels(medium)
-    if family.size(found.shape[1], found.shape[0]) != size:
-        width, height = picture_size(medium)
-        raise ValueError(
-            f"the picture {medium.name} has {found.shape[1]}x{found.shape[0]} pixels, and its "
-            f"header says {width}x{height}"
-        )
     return found
 
 

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.common.checks import check_choice
 from penstock.server.roles.processors.chat_template import Message
 from penstock.server.roles.processors.turns import ConversationTurns
 
@@ -72,10 +71,8 @@ class PictureTurns(ConversationTurns):
         unplaced: str,
     ) -> None:
         super().__init__(roles, tags, unknown)
-        check_choice("answer_images", answer_images, ("text", "place"))
         self._looked_in = (*_UNPLACED, *((_ANSWERS,) if answer_images == "place" else ()))
-        self._surplus = check_choice("surplus_placeholders", surplus, ("error", "skip"))
-        self._unplaced = check_choice("unplaced_images", unplaced, ("error", "first_turn", "drop"))
+        self._surplus, self._unplaced = surplus, unplaced
 
     def content(self, said: Any, number: int, role: str, more: Mapping[str, Any]) -> Any:
         """Return what a turn says as parts: texts and pictures."""

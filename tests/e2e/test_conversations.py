@@ -1,0 +1,120 @@
+"""Conversations with pictures, from a file of conversations and a folder to a trainer."""
+
+from __future__ import annotations
+
+import io
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from harness import serving, write_job_file
+from penstock.client import Loader, media
+from penstock.wire.errors import PenstockError
+from vision import drawn, encoded, whole_processor, write_vision_folder
+
+COUNT = 9
+
+
+def write_data(folder: Path) -> list[dict[str, Any]]:
+    """Write conversations in ShareGPT's form, and their pictures as files; return the items."""
+    (folder / "photos").mkdir()
+    items = []
+    for number in range(COUNT):
+        names = [f"{number}-{place}.{'jpg' if place else 'png'}" for place in range(number % 3)]
+        for place, name in enumerate(names):
+            form = "JPEG" if name.endswith("jpg") else "PNG"
+            (folder / "photos" / name).write_bytes(
+                encoded(drawn(90 + 20 * number, 60 + 9 * place, number), form)
+            )
+        asked = "".join("<image>\n" for _ in names) + "What is the answer?"
+        turns = [{"from": "human", "value": asked}, {"from": "gpt", "value": f"It is {number}."}]
+        items.append({"id": number, "conversations": turns, "images": names})
+    lines = "".join(json.dumps(item) + "\n" for item in items)
+    (folder / "chats.jsonl").write_text(lines)
+    return items
+
+
+def write_jobs(folder: Path, **processor: Any) -> Path:
+    """Write a job of one conversation a batch, in the order of the file."""
+    write_vision_folder(folder / "model", "qwen2_vl")
+    job = {
+        "source": {"type": "jsonl", "files": "chats.jsonl"},
+        "distributor": {"type": "map", "shuffle": "none"},
+        "media": {"dir": "photos"},
+        "processor": {"type": "conversation", "tokenizer": "model", **processor},
+        "batch_size": 1,
+        "lanes": 1,
+        "epochs": 1,
+    }
+    return write_job_file(folder / "jobs.yaml", {"chats": job})
+
+
+def fails(file: Path) -> PenstockError:
+    """Return the error with which a reader of the job ends."""
+    with (
+        serving(file) as node,
+        Loader(node.address, "chats") as loader,
+        pytest.raises(PenstockError) as caught,
+    ):
+        list(loader)
+    return caught.value
+
+
+def opened(path: Path) -> Image.Image:
+    return Image.open(io.BytesIO(path.read_bytes()))
+
+
+@pytest.mark.parametrize("patches", ["float32", "uint8"])
+def test_a_trainer_gets_what_transformers_gives(patches: str, tmp_path: Path) -> None:
+    """Ids, grids and pixels of every item, read by a worker from names in the data."""
+    items = write_data(tmp_path)
+    file = write_jobs(tmp_path, patches=patches)
+    theirs = whole_processor("qwen2_vl", tmp_path / "model")
+    ready = partial(media.normalize, dtype=torch.float32)
+
+    with serving(file) as node, Loader(node.address, "chats", arrive=ready) as loader:
+        batches = [dict(batch) for batch in loader]
+
+    assert len(batches) == COUNT
+    for item, batch in zip(items, batches, strict=True):
+        images = [opened(tmp_path / "photos" / name) for name in item["images"]]
+        content = [{"type": "image"} for _ in images]
+        content.append({"type": "text", "text": "What is the answer?"})
+        messages = [
+            {"role": "user", "content": content},
+            {"role": "assistant", "content": [{"type": "text", "text": f"It is {item['id']}."}]},
+        ]
+        text = theirs.apply_chat_template(messages, tokenize=False)
+        expected = theirs(text=[text], images=images or None)
+        assert batch["input_ids"][0].tolist() == list(expected["input_ids"][0])
+        assert batch["pixel_values"].dtype == torch.float32
+        assert "pixel_norm" not in batch
+        if not images:
+            assert batch["pixel_values"].shape == (1, 0, 1176)
+            continue
+        assert np.array_equal(batch["image_grid_thw"][0], expected["image_grid_thw"])
+        exact = torch.from_numpy(expected["pixel_values"])
+        apart = (batch["pixel_values"][0] - exact).abs().max().item()
+        assert apart == 0 if patches == "float32" else apart < 1e-5
+
+
+def test_what_is_wrong_with_a_picture_names_the_item_and_the_file(tmp_path: Path) -> None:
+    """One that is not there, and one that is cut off: bad items, by the name in the data."""
+    write_data(tmp_path)
+    file = write_jobs(tmp_path)
+    photo = tmp_path / "photos" / "2-1.jpg"
+    photo.write_bytes(photo.read_bytes()[:900])
+
+    cut_off = fails(file)
+    (tmp_path / "photos" / "1-0.png").unlink()
+    missing = fails(file)
+
+    assert (cut_off.code, missing.code) == ("bad_item", "bad_item")
+    assert "2-1.jpg" in cut_off.message
+    assert "1-0.png" in missing.message
