@@ -40,7 +40,7 @@ from penstock.server.roles import (
 )
 from penstock.server.roles.collators import PaddedCollator
 from penstock.server.sources import ItemsSource
-from penstock.server.testing import check_job
+from penstock.server.testing import check_job, check_processor
 from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, InvalidJob, PastEnd
 
@@ -329,6 +329,11 @@ def test_a_batcher_without_sizes_still_has_counts_in_a_plan(tmp_path: Path) -> N
 
     every = (*ITEMS, *MORE)
     assert all(ref.counts == every[ref.item.index][1:] for ref in refs_in(plans))
+
+
+def test_a_processor_with_measures_keeps_the_contract() -> None:
+    for processor in (Pictures(), Untold()):
+        check_processor(processor, [{"number": 1, "real": (5, 1, 2), "told": (5, 1, 2)}])
 
 
 # --- what is refused ------------------------------------------------------------------------------

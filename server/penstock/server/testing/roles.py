@@ -14,8 +14,8 @@ from penstock.server.core.refs import ItemRef, Rows, SampleRef
 from penstock.server.roles.batcher import SampleBatcher, facts_of
 from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.context import CollateContext, ProcessContext
-from penstock.server.roles.processor import RawItemProcessor
-from penstock.server.roles.samples import RawItem, Sample, SampleSizes, ref_of
+from penstock.server.roles.processor import MediaProcessor, RawItemProcessor, measures_of
+from penstock.server.roles.samples import RawItem, Sample, SampleSizes, ref_of, wrong_counts
 from penstock.server.roles.source import IndexedSource, StreamSource
 from penstock.server.testing.compare import as_bytes, check_identity, holds
 from penstock.wire.errors import BadItem
@@ -117,7 +117,7 @@ def check_processor(processor: RawItemProcessor, items: Sequence[RawItem]) -> No
 
     The item alone decides the samples: whatever was processed before, by any copy of the role. The
     item is not changed. None comes with a reason, and `one_to_one` never filters. Samples are as
-    long after `for_lengths`. The identity can be hashed.
+    long after `for_lengths`, and count what the `measures` are. The identity can be hashed.
 
     Raises:
         AssertionError: A property does not hold; says which.
@@ -152,6 +152,7 @@ def _check_item(processor: RawItemProcessor, item: RawItem, other: RawItem, numb
         again = as_bytes(copied.process(copy.deepcopy(before), told))
         holds((again, told.skipped) == kept, f"{where} gives other samples {how}: it is not pure")
     samples = [first] if isinstance(first, dict) else list(first or ())
+    _check_counts(processor, before, samples, where)
     for key in sorted({key for sample in samples for key in sample}):
         counting, told = processor.clone().for_lengths(key), _item_context(number)
         counting.setup()
@@ -161,6 +162,24 @@ def _check_item(processor: RawItemProcessor, item: RawItem, other: RawItem, numb
             _lengths(counted, key) == _lengths(samples, key),
             f"{where} gives other lengths of {key!r} after for_lengths({key!r})",
         )
+
+
+def _check_counts(
+    processor: RawItemProcessor, item: RawItem, samples: Sequence[Sample], where: str
+) -> None:
+    """Test that samples, and what is told of them, count as much as there are measures."""
+    measures = measures_of(processor)
+    counts = [tuple(processor.counts(sample)) for sample in samples]
+    if (
+        processor.one_to_one
+        and processor.knows_size()
+        and not isinstance(processor, MediaProcessor)
+    ):
+        told = processor.size(copy.deepcopy(item))
+        counts += [told.counts if isinstance(told, SampleSizes) else ()]
+    for found in counts:
+        why = wrong_counts(found, measures)
+        holds(why is None, f"{where} counts {found}: {why}")
 
 
 def _lengths(samples: Sequence[Sample], key: str) -> list[int | None]:
