@@ -19,8 +19,12 @@ from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Maker
 from penstock.server.planning.index.index_file import SizeIndex
 from penstock.server.planning.log.job_plan import Plan
+from penstock.server.planning.log.planned_log import planned_log
+from penstock.server.planning.report.figures import Figures
 from penstock.server.planning.report.index_lookup import IndexLookup
+from penstock.server.planning.report.planned_figures import figures_of_planned
 from penstock.server.planning.report.simulated import simulate
+from penstock.server.planning.report.window_figures import WindowFigures, add_up
 from penstock.server.roles import (
     BestFitDecreasingPackingBatcher,
     BestFitPackingBatcher,
@@ -396,3 +400,36 @@ def test_a_simulated_plan_is_what_is_read(processor: type[Pictures], tmp_path: P
 
     assert found.tally.batches == len(plans)
     assert found.tally.rows == sum(len(plan.rows) for plan in plans)
+    assert totals(found) == read(plans)
+    closed = found.counts["batcher:closed_by_images"], found.counts["batcher:closed_by_patches"]
+    assert any(closed), "the proof must see rows that a limit closed"
+
+
+@pytest.mark.parametrize("batcher", PLANNED)
+def test_a_plan_reports_what_batches_count(batcher: str, tmp_path: Path) -> None:
+    """Over two epochs; also as it comes out of another process."""
+    job = planned_job(batcher, tmp_path, epochs=2)
+
+    found = figures_of_planned(job)
+
+    assert totals(found) == read(plans_of(job))
+    log = planned_log(job.role_sets[0])
+    keys = [(group, n) for group, s in enumerate(log.streams) for n in range(s.windows)]
+    one = add_up(job.role_sets[0], keys, 1)
+    again = WindowFigures.decode(one.encode())
+    assert {n: c.total for n, c in again.tally.measured.items()} == {
+        n: c.total for n, c in one.tally.measured.items()
+    }
+
+
+def totals(found: Figures) -> dict[str, tuple[int, int]]:
+    """Return by measure all of it, and of how many batches that is."""
+    return {name: (each.total, each.count) for name, each in found.tally.measured.items()}
+
+
+def read(plans: Sequence[BatchPlan]) -> dict[str, tuple[int, int]]:
+    counts = [ref.counts for ref in refs_in(plans)]
+    return {
+        name: (sum(each[place] for each in counts), len(plans))
+        for place, name in enumerate(Pictures.measures)
+    }
