@@ -15,6 +15,9 @@ from far_store import FarStore
 from harness import kill_process, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader
+from penstock.server.core.refs import ItemRef
+from penstock.server.jobs.load import load
+from penstock.server.pipeline.items import Items
 from penstock.wire.errors import BadItem, SourceChanged
 
 QUARANTINE = {"on_item_error": "quarantine"}
@@ -28,6 +31,20 @@ def items_of(count: int) -> list[dict[str, Any]]:
 def write_far(folder: Path, count: int) -> None:
     """Write the media that `items_of` names, behind a web server."""
     write_media(folder, count)
+
+
+def made(file: Path) -> dict[int, list[tuple[int, int]]]:
+    """Return what the items of a job become, in this process, each alone."""
+    job = load(str(file)).job("main")
+    items, found = Items(job), {}
+    for number in range(job.items or 0):
+        [outcome] = items.samples([ItemRef("main", number, 0)], "exit")
+        assert isinstance(outcome, list), outcome
+        [sample] = outcome
+        found[int(sample["n"])] = list(
+            zip(sample["crc"].tolist(), sample["size"].tolist(), strict=True)
+        )
+    return found
 
 
 def test_hostile_names_are_bad_items_and_give_nothing(tmp_path: Path) -> None:
@@ -96,12 +113,8 @@ def test_what_is_not_there_is_a_bad_item_that_names_it(tmp_path: Path) -> None:
     items[5]["media"] = ["1/99.jpg"]
     file = write_jobs(tmp_path, {"main": job_of(items, {"dir": "media"}, lanes=1)})
 
-    with (
-        serving(file) as server,
-        Loader(server.address, "main") as loader,
-        pytest.raises(BadItem) as caught,
-    ):
-        sums(loader)
+    with pytest.raises(BadItem) as caught:
+        made(file)
 
     said = caught.value.message
     assert "item main[5] in epoch 0 of job 'main' fails in Sums.references()" in said
@@ -127,14 +140,12 @@ def test_media_that_change_under_a_run_stop_it(tmp_path: Path, how: str) -> None
         lanes=1,
         batch_size=1,
     )
-    file = write_jobs(tmp_path, {"main": job}, workers=1)
+    items = Items(load(str(write_jobs(tmp_path, {"main": job}))).job("main"))
+    items.samples([ItemRef("main", 63, 0)], "exit")
 
-    with serving(file) as server:
-        reader = server.read("main", horizon=2)
-        reader.take(2)
-        changes[how]()
-        with Loader(server.address, "main") as loader, pytest.raises(SourceChanged) as caught:
-            sums(loader)
+    changes[how]()
+    with pytest.raises(SourceChanged) as caught:
+        items.samples([ItemRef("main", 63, 0)], "exit")
 
     assert "1/63.jpg" in caught.value.message
     assert ("not there any more" if how == "removed" else "changed since") in caught.value.message
@@ -174,8 +185,7 @@ def test_a_processor_cannot_lose_an_item_to_a_store_that_is_away(tmp_path: Path)
         job = job_of(items_of(8), {"dir": store.url})
         job["processor"] = {"type": "./roles.py:Careless"}
         file = write_job_file(tmp_path / "jobs.yaml", {"main": job})
-        with serving(file) as server, Loader(server.address, "main") as loader:
-            found = sums(loader)
+        found = made(file)
 
     assert found == {n: crcs(picture(n)) for n in range(8)}
 
