@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,11 +22,12 @@ from PIL import Image
 from chats import PLAIN
 from penstock.server.core.refs import ItemRef
 from penstock.server.media.families.rope_positions import rope_positions
+from penstock.server.media.jpeg import simplejpeg
 from penstock.server.media.medium import HeldMedium
 from penstock.server.roles.collators import PackedCollator, PaddedCollator
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.processors import ConversationProcessor
-from penstock.wire.errors import InvalidJob
+from penstock.wire.errors import InvalidJob, MissingExtra
 from vision import (
     CLASSES,
     drawn,
@@ -729,6 +731,19 @@ def test_a_template_that_takes_texts_where_there_is_no_picture(tmp_path: Path) -
     assert said(
         ConversationProcessor(folder), as_openai([("user", [0]), ("assistant", ["b"])], [FILE])
     ) == "<|im_start|>user\n[P]<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"  # fmt: skip
+
+
+@pytest.mark.parametrize("package", ["tokenizers", "jinja2", "simplejpeg", "PIL"])
+def test_a_package_that_is_missing_is_named_with_its_extra(
+    package: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simplejpeg.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, package, None)
+
+    with pytest.raises(MissingExtra, match=r"pip install 'penstock\[(vlm|images)\]'"):
+        ConversationProcessor(home / "kimi").setup()
 
 
 def test_older_folders_have_their_template_in_json(home: Path, tmp_path: Path) -> None:

@@ -72,9 +72,7 @@ def from_the_hub(path: Path, files: str = "tokenizer.json") -> str:
     )
 
 
-def parse_tokenizer(
-    data: bytes, path: Path, user: str, extra: str = "tokenizers"
-) -> Tokenizer:
+def parse_tokenizer(data: bytes, path: Path, user: str, extra: str = "tokenizers") -> Tokenizer:
     """Return the tokenizer of a file's bytes, with padding and truncation switched off.
 
     Args:
