@@ -72,6 +72,8 @@ NAMES = (
     "messages",
     "index",
     "sources",
+    "media_listing",
+    "media_far",
 )
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import pictures
 from chats import CHATML, write_chat_folder
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.context import ProcessContext
@@ -23,10 +24,13 @@ from penstock.server.roles.processors import (
     ConversationProcessor,
     FunctionProcessor,
     IdentityProcessor,
+    ImageProcessor,
+    SoundProcessor,
     TokenizeProcessor,
 )
 from penstock.server.testing import check_processor
 from penstock.wire.errors import InvalidJob
+from sounds import drawn, written
 from vision import write_vision_folder
 
 
@@ -49,6 +53,14 @@ def nothing(raw: dict[str, Any], context: ProcessContext) -> None:
     return context.skip("unwanted")
 
 
+def mirrored(image: Any) -> Any:
+    """Transform a picture of Pillow."""
+    return image.transpose(0)
+
+
+JPEG = pictures.encoded(pictures.colours(), "JPEG", exif=pictures.exif(6))
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -63,6 +75,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "b a"}]
+
+
+SOUND = {"audio": written(drawn(0.3, 24000, 2), 24000, "flac"), "text": "a b", "end": 0.2}
 
 
 CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
@@ -83,6 +98,21 @@ CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
         lambda path: ChatProcessor(path.parent / "chat"),
         {"messages": CHAT[:1]},
     ),
+    "image": (lambda _: ImageProcessor(columns=["label"]), {"image": JPEG, "label": 3}),
+    "image, everything random": (
+        lambda _: ImageProcessor(
+            "jpg", kernel="torch", crop="random_resized", crop_to=[20, 30], flip=0.5, layout="CHW"
+        ),
+        {"jpg": {"bytes": JPEG, "path": "a.jpg"}},
+    ),
+    "image padded, by OpenCV": (
+        lambda _: ImageProcessor(scale=1, kernel="opencv", resize="pad", resize_to=16),
+        JPEG,
+    ),
+    "image transformed": (
+        lambda _: ImageProcessor(transform=mirrored, decoder="pillow"),
+        {"image": JPEG},
+    ),
     "conversation": (
         lambda path: ConversationProcessor(path.parent / "qwen2_vl", fake_image=True),
         {"messages": CHAT},
@@ -90,6 +120,15 @@ CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     "conversation without an answer": (
         lambda path: ConversationProcessor(path.parent / "qwen2_vl"),
         {"messages": CHAT[:1]},
+    ),
+    "sound": (lambda _: SoundProcessor(columns=["text"]), SOUND),
+    "sound, resampled": (
+        lambda _: SoundProcessor(sample_rate=16000, dtype="int16", stop_s="end"),
+        SOUND,
+    ),
+    "sound by tokens": (
+        lambda _: SoundProcessor(channels="all", tokens_per_second=12.5),
+        {"audio": {"bytes": SOUND["audio"], "path": "a.flac"}},
     ),
     "function": (lambda _: FunctionProcessor(noisy), {"x": np.arange(3.0)}),
     "function of many": (lambda _: FunctionProcessor(several), {"x": [1, 2]}),

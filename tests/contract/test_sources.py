@@ -22,6 +22,7 @@ from penstock.server.sources import (
     BUILTIN_SOURCES,
     ArrowSource,
     CsvSource,
+    FolderSource,
     HfSource,
     ItemsSource,
     JsonlSource,
@@ -200,7 +201,24 @@ def hf(builder: str, pattern: str, **more: Any) -> Callable[[Path], IndexedSourc
     return lambda folder: HfSource(builder, data_files=str(folder / pattern), **more)
 
 
+def write_pictures(folder: Path) -> None:
+    """Write pictures of two classes, and files that are none."""
+    for number in range(10):
+        path = folder / "pictures" / f"{'cat' if number < 6 else 'a dog'}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\xff\xd8 " + (b"needle" if number == 3 else b"no picture"))
+    (folder / "pictures" / "notes.txt").write_text("about them")
+
+
 CASES = {
+    "folder": Case(
+        write_pictures,
+        lambda folder: FolderSource(str(folder / "pictures")),
+        [
+            *({"image": f"a dog/{n}.jpg", "class": "a dog", "label": 0} for n in range(6, 10)),
+            *({"image": f"cat/{n}.jpg", "class": "cat", "label": 1} for n in range(6)),
+        ],
+    ),
     "parquet": Case(
         write_parquet, lambda folder: ParquetSource(str(folder / "**/*.parquet")), ROWS
     ),

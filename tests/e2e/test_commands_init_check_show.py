@@ -763,7 +763,7 @@ def test_check_names_a_batcher_that_finds_no_size(home: Path) -> None:
 
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    assert "Pairs fails on a sample of item main[" in line
+    assert "Pairs.size_of() finds no size of a sample of item main[" in line
     assert line.endswith("with KeyError: 'input_ids'; the sample has x [bad_batch]")
 
 

@@ -21,16 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import pictures
 from chats import CHATML, write_chat_folder
 from harness import ENVIRONMENT, serving, write_job_file
 from penstock.client import Loader
 from penstock.client.calls.grpc_transport import open_transport
+from penstock.server.jobs.registry import KINDS
 from penstock.server.process.environment import THREAD_VARIABLES
-from penstock.server.roles.batchers import BUILTIN_BATCHERS
-from penstock.server.roles.collators import BUILTIN_COLLATORS
-from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS
-from penstock.server.roles.processors import BUILTIN_PROCESSORS
-from penstock.server.sources import BUILTIN_SOURCES
 from penstock.wire import LENT_BYTES
 from penstock.wire.describe import batch_record
 from penstock.wire.transports import Transport
@@ -57,6 +54,11 @@ from penstock.server.roles import RawItemProcessor
 def augment(raw):
     """Draws from the global generators."""
     return {"x": np.array([random.random(), np.random.rand(), float(len(raw["text"]))])}
+
+
+def turned(image):
+    """Draws from the global generators which way a picture is turned."""
+    return image.rotate(90 * random.randrange(4))
 
 
 def multiply(raw):
@@ -121,6 +123,15 @@ PACKED = {"type": "packed", "pad_to": 64}
 IDS = {"type": "items", "items": [{"input_ids": list(range(1, 2 + n % 30))} for n in range(50)]}
 TEXTS = {"type": "parquet", "files": "texts.parquet"}
 TOKENIZE = {"type": "tokenize", "tokenizer": "tokenizer.json", "column": "text"}
+
+PICTURES = {
+    "source": {
+        "type": "items",
+        "items": [{"image": f"{n}.jpg", "n": n} for n in range(9)],
+    },
+    "media": {"dir": "pictures"},
+    "batch_size": 2,
+}
 
 JOBS: dict[str, dict[str, Any]] = {
     "tokens": {
@@ -243,6 +254,20 @@ JOBS |= {
         "batcher": {"type": "best_fit", "max_tokens": 64, "overlong": "split"},
         "collator": PACKED,
     },
+    "pictures": {
+        **PICTURES,
+        "processor": {
+            **{"type": "image", "columns": ["n"], "scale": 1, "kernel": "opencv", "layout": "CHW"},
+            **{"crop": "random_resized", "crop_to": 32, "flip": 0.5},
+        },
+    },
+    "transformed": {
+        **PICTURES,
+        "processor": {
+            **{"type": "image", "resize": "exact", "resize_to": 24},
+            **{"transform": "./roles.py:turned"},
+        },
+    },
     "parts": {
         "sources": {"texts": TEXTS, "lines": {"type": "jsonl", "files": "texts.jsonl"}},
         "distributor": {"type": "rank_partitioned", "parts": {"texts": 3, "lines": 1}},
@@ -295,6 +320,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "\n".join(json.dumps({"conversations": chat}) for chat in chats)
     )
     write_chat_folder(folder / "chat", CHATML)
+    (folder / "pictures").mkdir()
+    for number in range(9):
+        picture = pictures.photograph(90 + 10 * number, 70)
+        (folder / "pictures" / f"{number}.jpg").write_bytes(pictures.encoded(picture, "JPEG"))
     tokenizer = Tokenizer(models.WordLevel({chr(c): c for c in range(128)}, unk_token=" "))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -350,18 +379,13 @@ def compare(found: Records, truth: Records) -> None:
 
 def test_the_matrix_has_every_shipped_role() -> None:
     """A role that comes new is compared, too."""
-    for kind, builtins, given in (
-        ("source", BUILTIN_SOURCES, set()),
-        ("distributor", BUILTIN_DISTRIBUTORS, {"map"}),
-        ("processor", BUILTIN_PROCESSORS, {"function"}),
-        ("batcher", BUILTIN_BATCHERS, {"simple"}),
-        ("collator", BUILTIN_COLLATORS, {"default"}),
-    ):
+    given = {"distributor": {"map"}, "batcher": {"simple"}, "collator": {"default"}}
+    for kind in KINDS:
         used = [job[kind] for job in JOBS.values() if kind in job]
         if kind == "source":
             used += [one for job in JOBS.values() for one in job.get("sources", {}).values()]
         names = {one if isinstance(one, str) else one["type"] for one in used}
-        assert set(builtins) <= names | given, kind
+        assert set(KINDS[kind].builtins) <= names | given.get(kind, set()), kind
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -400,6 +424,7 @@ def test_spawn_anywhere(file: Path, truth: Records) -> None:
 SHOW = """
 import sys
 from penstock.server.cli import run
+from penstock.server.jobs.registry import KINDS
 from penstock.server.process.environment import fix_this_process
 file, count, *jobs = sys.argv[1:]
 fix_this_process()  # as `penstockd show` does before anything else

@@ -41,6 +41,20 @@ class Sums(MediaProcessor):
         }
 
 
+class Pictures(Sums):
+    """What a source of pictures names."""
+
+    def __init__(self, key):
+        self.key = key
+
+    def references(self, raw):
+        found = raw[self.key]
+        return found if isinstance(found, list) else [found]
+
+    def process(self, raw, context):
+        return super().process({"n": raw.get("label", raw.get("n"))}, context)
+
+
 class Heads(Sums):
     """Packed by the first byte of each medium."""
 
@@ -153,6 +167,52 @@ def test_items_that_hold_bytes_need_no_section(tmp_path: Path) -> None:
         found = sums(loader)
 
     assert found == {n: crcs(b"%d" % n, b"x" * n) for n in range(16)}
+
+
+def test_sources_that_name_media_say_where_they_lie(tmp_path: Path) -> None:
+    """A folder of pictures and data sets of a meta file need no section; each has its own place."""
+    write_media(tmp_path / "media", 12)
+    write_media(tmp_path / "sets" / "pics", 8)
+    rows = [{"n": n, "media": [{"type": "none"}], "images": [f"{n % 2}/{n}.jpg"]} for n in range(8)]
+    for name in ("a", "b"):
+        (tmp_path / "sets" / f"{name}.jsonl").write_text("".join(map(line_of, rows)))
+    (tmp_path / "sets" / "meta.json").write_text(
+        json.dumps(
+            {
+                "one": {"path": "a.jsonl", "media_dir": "pics"},
+                "two": {"path": "b.jsonl", "media_dir": str(tmp_path / "media")},
+            }
+        )
+    )
+    one = {"batch_size": 4, "lanes": 1, "epochs": 1}
+    jobs = {
+        "folder": {
+            "source": {"type": "folder", "path": "media", "key": "media"},
+            "processor": {"type": "./roles.py:Pictures", "key": "media"},
+            **one,
+        },
+        "meta": {
+            "source": {"type": "meta", "file": "sets/meta.json"},
+            "processor": {"type": "./roles.py:Pictures", "key": "images"},
+            **one,
+        },
+    }
+    file = write_jobs(tmp_path, jobs)
+
+    with serving(file) as server:
+        with Loader(server.address, "folder") as loader:
+            labels = sums(loader)
+        with Loader(server.address, "meta") as loader:
+            found = sorted(crc for batch in loader for crc in batch["crc"].ravel().tolist())
+
+    # The label stands in for a number: all of a class, of the folders 0 and 1.
+    assert sorted(labels) == [0, 1]
+    assert found == sorted(2 * [crcs(picture(n))[0][0] for n in range(8)])
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """Return a line of JSON."""
+    return json.dumps(row) + "\n"
 
 
 def test_sizes_from_heads_pack_alike_on_every_node(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Combination(NamedTuple):
     @property
     def has_ids(self) -> bool:
         """Tell whether samples have `input_ids`."""
-        return not (self.processor == "identity" and self.source in TEXTS)
+        return not (self.processor in ("identity", "image") and self.source in TEXTS)
 
     @property
     def is_even(self) -> bool:
@@ -116,6 +116,13 @@ def _full(roles: Combination) -> Settings | None:
     return None if roles.source in BLOCKED else {"shuffle": "full"}
 
 
+def _of_picture(roles: Combination) -> Settings:
+    if roles.batcher in ("simple", "user's") and (roles.is_even or roles.collator == "lists"):
+        return {"flip": 0.5, "layout": "CHW"}
+    # What is no sequence is stacked; and sizes are those of the ids.
+    return {"transform": "./roles.py:corner", "transform_takes": "array"}
+
+
 DISTRIBUTORS: dict[str, Variants] = {
     "map": [
         _full,
@@ -142,6 +149,13 @@ PROCESSORS: dict[str, Variants] = {
         lambda roles: {
             "tokenizer": "chat",
             "column": {"text": "text", "webdataset": "json"}.get(roles.source, "messages"),
+        }
+    ],
+    "image": [
+        lambda roles: {
+            "column": {"text": "text", "webdataset": "png"}.get(roles.source, "picture"),
+            "columns": [TEXTS.get(roles.source, "input_ids")],
+            **_of_picture(roles),
         }
     ],
     "conversation": [
@@ -236,11 +250,15 @@ def why_not(roles: Roles) -> str | None:
         return "iterable deals the shards of a stream, and these sources give items by number"
     if kind in STREAMS and distributor == "map":
         return "map draws items by number, and a stream has none"
-    if kind in IDS and processor in ("tokenize", *CHATS):
-        return "items are token ids already, without a text or a conversation"
+    if kind in IDS and processor in ("tokenize", "image", *CHATS):
+        return "items are token ids already, without a text, a picture or a conversation"
     if processor == "conversation" and roles.get("batcher") == "concat":
         return "concat cuts documents, and a conversation with pictures is not cut"
-    if kind in TEXTS and processor == "identity" and collator in ("padded", "packed", "vlm"):
+    if (
+        kind in TEXTS
+        and processor in ("identity", "image")
+        and collator in ("padded", "packed", "vlm")
+    ):
         return "items are texts alone, and the collator needs token ids"
     return None
 
@@ -337,7 +355,9 @@ def jobs(combinations: list[Combination]) -> list[Settings]:
 
 def _job(roles: Combination, forms: Mapping[str, Settings], number: int) -> Settings:
     kind = "even" if roles.is_even else "ragged"
-    chats = roles.processor in CHATS
+    lines = "chats" if roles.processor in CHATS else "texts"
+    if roles.processor == "image":
+        lines = "pictures"
     job: Settings = {
         "seed": number,
         "lanes": 3,
@@ -349,15 +369,17 @@ def _job(roles: Combination, forms: Mapping[str, Settings], number: int) -> Sett
         "collator": {"type": roles.collator, **forms["collator"]},
     }
     if roles.distributor == "map":
-        job["source"] = source(roles.source, kind, "one", chats=chats)
+        job["source"] = source(roles.source, kind, "one", lines)
     else:
-        job["sources"] = {part: source(roles.source, kind, part, chats=chats) for part in PARTS}
+        job["sources"] = {part: source(roles.source, kind, part, lines) for part in PARTS}
     if roles.collator == "function":
         job["collator"] = {"function": "./roles.py:collate"}
     if roles.processor == "function":
         job["function"] = "./roles.py:to_samples"
     else:
         job["processor"] = {"type": roles.processor, **forms["processor"]}
+    if roles.processor == "image":
+        job["media"] = {"dir": f"pictures/{kind}", "endings": ["p"]}
     return job
 
 

@@ -64,9 +64,19 @@ def to_samples(raw, context):
     return [{"input_ids": ids}, {"input_ids": ids[::-1]}][: 1 + first % 2]
 
 
+def corner(pixels):
+    """A pixel of a picture."""
+    return pixels[:1, :1]
+
+
+def plain(value):
+    """As JSON has it."""
+    return value.hex() if isinstance(value, bytes) else np.asarray(value).tolist()
+
+
 def collate(samples):
     """Whatever the samples are, as text."""
-    text = json.dumps(samples, default=lambda array: np.asarray(array).tolist())
+    text = json.dumps(samples, default=plain)
     return {"text": np.frombuffer(text.encode(), np.uint8), "count": len(samples)}
 
 
@@ -103,6 +113,7 @@ def rows_of(kind: str) -> list[Row]:
             "number": number,
             "text": text,
             "input_ids": list(text.encode()),
+            "picture": picture_of(number, len(text)),
             "messages": [
                 {"role": "user", "content": text},
                 {"role": "assistant", "content": text[:4].ljust(4, "z")},
@@ -110,6 +121,23 @@ def rows_of(kind: str) -> list[Row]:
         }
         for number, text in enumerate(texts)
     ]
+
+
+def picture_of(number: int, length: int) -> str:
+    """Return the name of a row's picture: as long as its text, and as many pixels wide.
+
+    So what headers tell is what batchers find in a text, an item's ids or a picture's name.
+    """
+    return f"{number:08d}p" if length == 9 else "p" * length
+
+
+def picture(number: int, width: int) -> bytes:
+    """Return a picture of one row of pixels, each row's another one."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (width, 1), (10 * number, 7, width)).save(file, "PNG")
+    return file.getvalue()
 
 
 def write_all(folder: Path) -> None:
@@ -128,6 +156,10 @@ def write_all(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     for kind in KINDS:
         rows = rows_of(kind)
+        (folder / "pictures" / kind).mkdir(parents=True)
+        for row in rows:
+            path = folder / "pictures" / kind / row["picture"]
+            path.write_bytes(picture(row["number"], len(row["text"])))
         for part, (start, stop) in PARTS.items():
             _write(folder / kind / part, rows[start:stop])
 
@@ -151,6 +183,7 @@ def _write(folder: Path, rows: list[Row]) -> None:
     for shard in range(3):
         (folder / "shards" / f"{shard}.jsonl").write_text("".join(lines[shard::3]))
     (folder / "texts.txt").write_text("".join(row["text"] + "\n" for row in rows))
+    (folder / "pictures.txt").write_text("".join(row["picture"] + "\n" for row in rows))
     (folder / "chats.txt").write_text("".join(json.dumps(row["messages"]) + "\n" for row in rows))
     (folder / "meta.yaml").write_text(
         f"lines: {{file_name: rows.jsonl, options: {{block_bytes: {BLOCK_BYTES}}}}}\n"
@@ -158,8 +191,10 @@ def _write(folder: Path, rows: list[Row]) -> None:
     )
     with (folder / "rows.csv").open("w", newline="") as file:
         table_of_texts = csv.writer(file)
-        table_of_texts.writerow(["text", "messages"])
-        table_of_texts.writerows([row["text"], json.dumps(row["messages"])] for row in rows)
+        table_of_texts.writerow(["text", "messages", "picture"])
+        table_of_texts.writerows(
+            [row["text"], json.dumps(row["messages"]), row["picture"]] for row in rows
+        )
     _write_tar(folder / "rows.tar", rows)
     _write_mds(folder / "mds", rows)
     ids = [np.array([*row["input_ids"], 0], np.uint16) for row in rows]
@@ -173,6 +208,7 @@ def _write_tar(path: Path, rows: list[Row]) -> None:
             for ending, data in (
                 ("txt", row["text"].encode()),
                 ("json", json.dumps(row["messages"]).encode()),
+                ("png", picture(row["number"], len(row["text"]))),
             ):
                 member = tarfile.TarInfo(f"{row['number']:03}.{ending}")
                 member.size = len(data)
@@ -181,7 +217,13 @@ def _write_tar(path: Path, rows: list[Row]) -> None:
 
 def _write_mds(folder: Path, rows: list[Row]) -> None:
     """By the layout of `streaming/base/format/mds`, version 2: columns in the order of names."""
-    encodings = {"input_ids": "ndarray:int32", "messages": "json", "number": "int", "text": "str"}
+    encodings = {
+        "input_ids": "ndarray:int32",
+        "messages": "json",
+        "number": "int",
+        "picture": "str",
+        "text": "str",
+    }
     samples = []
     for row in rows:
         ids = np.array(row["input_ids"], "<i4")
@@ -189,15 +231,16 @@ def _write_mds(folder: Path, rows: list[Row]) -> None:
             struct.pack("<BB", 1 << 2, len(ids)) + ids.tobytes(),
             json.dumps(row["messages"]).encode(),
             struct.pack("<q", row["number"]),
+            row["picture"].encode(),
             row["text"].encode(),
         ]
         # What has no fixed size is told at the start of a sample.
         sizes = [len(value) for n, value in enumerate(values) if n != 2]
-        samples.append(struct.pack("<3I", *sizes) + b"".join(values))
+        samples.append(struct.pack("<4I", *sizes) + b"".join(values))
     shard: dict[str, Any] = {
         "column_encodings": list(encodings.values()),
         "column_names": list(encodings),
-        "column_sizes": [None, None, 8, None],
+        "column_sizes": [None, None, 8, None, None],
         "compression": None,
         "format": "mds",
         "hashes": [],
@@ -269,11 +312,18 @@ BLOCKED = tuple(
 """Whose items lie in blocks that are decoded whole, so that they are not shuffled one by one."""
 
 
-def source(name: str, kind: str, part: str, *, chats: bool = False) -> dict[str, Any]:
-    """Return the source of a job: of its rows of a kind, those of one part."""
+def source(name: str, kind: str, part: str, lines: str = "texts") -> dict[str, Any]:
+    """Return the source of a job: of its rows of a kind, those of one part.
+
+    Args:
+        name: The source.
+        kind: One of `KINDS`.
+        part: One of `PARTS`.
+        lines: What lines of text hold: `texts`, `chats` or names of `pictures`.
+    """
     found = {"type": TYPES.get(name, name), **SOURCES[name](f"{kind}/{part}")}
-    if chats and name == "text":
-        found["files"] = f"{kind}/{part}/chats.txt"
+    if name == "text":
+        found["files"] = f"{kind}/{part}/{lines}.txt"
     return found
 
 

@@ -12,7 +12,14 @@ from typing import Annotated, Any, ClassVar
 import pytest
 
 from penstock.server.jobs.registry import KINDS
-from penstock.server.roles.parameters import AtLeast, OfType, OneOf, TrueOrFalse, declared
+from penstock.server.roles.parameters import (
+    AtLeast,
+    NamesByNames,
+    OfType,
+    OneOf,
+    TrueOrFalse,
+    declared,
+)
 from penstock.server.roles.role import Role
 from penstock.server.sources import JsonlSource, TokensSource
 from penstock.wire.errors import InvalidJob
@@ -41,6 +48,7 @@ class Derived(Base):
     _: KW_ONLY
     strict: Annotated[bool, TrueOrFalse()] = False
     names: Annotated[Sequence[str], OfType((list, tuple), "a list of names")] = ()
+    rename: Annotated[dict[str, str] | None, NamesByNames("names by names", False)] = None
     found: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
@@ -57,6 +65,7 @@ def test_a_subclass_takes_the_parameters_of_its_bases_and_its_own() -> None:
         "kind",
         "strict",
         "names",
+        "rename",
         "limit",
     ]
     assert typing.get_type_hints(Derived.__init__)["limit"] == int | None
@@ -74,6 +83,9 @@ def test_a_subclass_takes_the_parameters_of_its_bases_and_its_own() -> None:
         ({"kind": None}, "kind is None: choose one of one, two", "kind"),
         ({"strict": "no"}, "strict is 'no': write true or false", "strict"),
         ({"names": "a"}, "names is 'a': give a list of names", "names"),
+        ({"rename": {}}, "rename is {}: give names by names", "rename"),
+        ({"rename": {"a": 1}}, "rename is {'a': 1}: give names by names", "rename"),
+        ({"rename": "a"}, "rename is 'a': give names by names", "rename"),
     ],
 )
 def test_a_value_out_of_bounds_is_refused(given: dict[str, Any], said: str, key: str) -> None:
@@ -112,7 +124,7 @@ def test_every_bound_of_a_builtin_is_in_the_words_of_the_table(kind: str) -> Non
     for cls in KINDS[kind].builtins.values():
         for name, parameter in inspect.signature(cls.__init__).parameters.items():
             for bound in getattr(parameter.annotation, "__metadata__", ()):
-                if isinstance(bound, AtLeast | OfType | OneOf | TrueOrFalse):
+                if isinstance(bound, AtLeast | NamesByNames | OfType | OneOf | TrueOrFalse):
                     required = {
                         each: 9 if kind == "batcher" else "x"
                         for each, its in list(inspect.signature(cls).parameters.items())

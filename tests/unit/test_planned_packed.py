@@ -49,7 +49,7 @@ def random_sizes(chance: random.Random, most: int = 80) -> Any:
 
 
 def packed_by(batcher: SampleBatcher, sizes: Any, seed: int | None = 1) -> PackedWindow:
-    return pack(batcher, sizes, seed, "window 0", by_length=False)
+    return pack(batcher, sizes, None, seed, "window 0", by_length=False)
 
 
 def batches_of(packed: PackedWindow) -> list[list[list[tuple[int, int, int, int]]]]:
@@ -228,7 +228,7 @@ def test_rows_come_in_a_seeded_order_or_in_that_of_their_oldest_samples() -> Non
     batcher = BestFitDecreasingPackingBatcher(CAPACITY)
 
     orders = [
-        pack(batcher, sizes, seed, purpose, by_length=False)
+        pack(batcher, sizes, None, seed, purpose, by_length=False)
         for seed, purpose in ((1, "a"), (1, "b"), (2, "a"), (1, "a"))
     ]
 
@@ -247,7 +247,7 @@ def test_batches_by_length_hold_neighbours_of_the_sorted_sizes() -> None:
         chance = random.Random(case)
         sizes, each = random_sizes(chance), chance.randint(1, 5)
 
-        packed = pack(SimpleBatcher(each), sizes, 3, "", by_length=True)
+        packed = pack(SimpleBatcher(each), sizes, None, 3, "", by_length=True)
 
         check_pieces(packed, sizes)
         order = sorted(range(len(sizes)), key=lambda slot: (-sizes[slot], slot))

@@ -43,7 +43,7 @@ def random_window(chance: random.Random) -> PackedWindow:
         else BATCHERS[name]
     )
     seed = chance.choice([None, 3])
-    return pack(batcher, random_sizes(chance), seed, "window 0", by_length=False)
+    return pack(batcher, random_sizes(chance), None, seed, "window 0", by_length=False)
 
 
 def holders(packed: PackedWindow) -> dict[int, set[int]]:
@@ -119,7 +119,7 @@ def test_rows_of_a_sample_share_batches(rows: int) -> None:
         sizes = np.array([chance.choice([5, 9, 20, 50, 90, 130, 300]) for _ in range(200)])
         batcher = BestFitDecreasingPackingBatcher(CAPACITY, rows=rows)
 
-        packed = pack(batcher, sizes, chance.choice([None, 1]), "window 0", by_length=False)
+        packed = pack(batcher, sizes, None, chance.choice([None, 1]), "window 0", by_length=False)
 
         pieces = Counter(packed.slots.tolist())
         # The end of a sample is in a row with others, which may belong to another sample's batch.

@@ -185,7 +185,7 @@ def test_an_item_without_what_the_file_promises_is_named(tmp_path: Path) -> None
         ({"a": {"file_name": "a.jsonl", "sample_ratio": 1e9}}, "give a number .* up to 10,000"),
         ({"a": {"file_name": "a.jsonl", "columns": {"text": "x"}}}, "has a key 'text'"),
         ({"a": {"file_name": "a.jsonl", "tags": {"user": "x"}}}, "did you mean user_tag"),
-        ({"a": {"file_name": "a.jsonl", "media_dir": "m"}}, "names media files"),
+        ({"a": {"file_name": "a.jsonl", "media_dir": ["m"]}}, r"media_dir is \['m'\]: give a path"),
         ({"a": {"file_name": "a.xyz"}}, "does not tell what it holds: give its type"),
         ({"a": {"file_name": "a.jsonl", "type": "jsonx"}}, "no type 'jsonx' .* jsonl"),
         (

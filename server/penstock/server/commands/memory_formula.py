@@ -64,6 +64,8 @@ class NodeMemory:
         kept: Batches that are kept for late readers.
         reader: Batches that one reader fetches ahead, and those made for it beyond that.
         ready: Batches where readers are slower than the node: `ready_bytes` of them.
+        media: Pictures and sounds that are fetched ahead of decoding, in all workers, where they
+            are far enough for that.
         counting: The processes that count a finite job whose length somebody asks for, with the
             blocks and samples that they hold.
         keeping_up: All of it while readers take what is made, without `reader`.
@@ -80,11 +82,12 @@ class NodeMemory:
     ready: float
     counting: float = 0.0
     pieces: float = 0.0
+    media: float = 0.0
 
     @property
     def _working(self) -> float:
         working = self.processes + self.blocks + self.samples + self.pieces
-        return working + self.plans + self.counting
+        return working + self.plans + self.media + self.counting
 
     @property
     def keeping_up(self) -> float:
@@ -151,7 +154,14 @@ def node_memory(
         ready=spread * ready_bytes / MIB,
         counting=counts * worker + blocks(counts) + waiting if counts else 0.0,
         pieces=_pieces_bytes(job, workers, sample_bytes, lanes_share) / MIB,
+        media=(workers + counts) * _media_bytes(job) / MIB,
     )
+
+
+def _media_bytes(job: Job) -> float:
+    """Return the bytes of media that each worker fetches ahead, where it does."""
+    media = [roles.media for roles in job.role_sets if roles.media is not None]
+    return sum(reader.files.ahead_bytes for reader in media if reader.fetching.waits)
 
 
 def _pieces_bytes(job: Job, workers: int, sample_bytes: float, share: float) -> float:

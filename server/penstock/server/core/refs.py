@@ -60,6 +60,8 @@ class SampleRef(NamedTuple):
         part: Which of the samples that `process` gave for this item; 0 for the first.
         size: The size of this sample, or of this piece: tokens, frames; 0 if it is not needed.
         span: The piece `[start, stop)` where a packer split the sample; None = all of it.
+        counts: What it counts beside its size, in the order of the processor's `measures`; empty
+            where it has none. Of a split sample the piece that begins it has all.
 
     Glossary:
         item, sample: An item is a record of a source; a sample is what the processor makes of it,
@@ -70,21 +72,27 @@ class SampleRef(NamedTuple):
     part: int = 0
     size: int = 0
     span: Span | None = None
+    counts: tuple[int, ...] = ()
 
     def to_json(self) -> list[Any]:
-        """Return `[source, index, epoch, part, size]`, then `start, stop` if there is a span."""
-        return [*self.item, self.part, self.size, *(self.span or ())]
+        """Return `[source, index, epoch, part, size]`, and what there is of span and counts.
+
+        A span is two more numbers, and counts are a list at the end.
+        """
+        found = [*self.item, self.part, self.size, *(self.span or ())]
+        return [*found, list(self.counts)] if self.counts else found
 
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> SampleRef:
         """Return the ref that `to_json` wrote."""
         source, index, epoch, part, size, *span = data
-        return cls(ItemRef(source, index, epoch), part, size, Span(*span) if span else None)
+        counts = tuple(span.pop()) if span and isinstance(span[-1], list) else ()
+        return cls(ItemRef(source, index, epoch), part, size, Span(*span) if span else None, counts)
 
     @classmethod
     def whole(cls, items: Iterable[ItemRef], sizes: Iterable[int]) -> list[SampleRef]:
         """Return the first samples of items, whole, in their order; as many as there are sizes."""
-        return _made(cls, zip(items, repeat(0), sizes, repeat(None)))
+        return _made(cls, zip(items, repeat(0), sizes, repeat(None), repeat(())))
 
 
 Row = list[SampleRef]
@@ -177,15 +185,16 @@ def _rows_to_json(rows: Rows) -> list[Any]:
     """Return rows as columns: most plans have one source, one epoch, first parts and no spans.
 
     `[samples of each row, sources, indices, epochs, parts, sizes, starts, stops]`, where each of
-    the last seven is a list, or a single value that all samples share; -1 means no span.
+    the last seven is a list, or a single value that all samples share; -1 means no span. Where
+    samples have counts, a column of each follows.
     """
     counts = list(map(len, rows))
     refs = list(chain.from_iterable(rows))
     if not refs:
         return [counts]
-    items, parts, sizes, spans = zip(*refs, strict=True)
+    items, parts, sizes, spans, counted = zip(*refs, strict=True)
     ends = zip(*(span or (-1, -1) for span in spans), strict=True)
-    columns = (*zip(*items, strict=True), parts, sizes, *ends)
+    columns = (*zip(*items, strict=True), parts, sizes, *ends, *zip(*counted, strict=True))
     return [counts, *map(_shortened, columns)]
 
 
@@ -199,11 +208,12 @@ def _rows_from_json(data: Sequence[Any]) -> Rows:
     counts, *columns = data
     if not columns:
         return [[] for _ in counts]
-    sources, indices, epochs, parts, sizes, starts, stops = (
+    sources, indices, epochs, parts, sizes, starts, stops, *counted = (
         column if isinstance(column, list) else [column] * sum(counts) for column in columns
     )
     items = _made(ItemRef, zip(sources, indices, epochs, strict=True))
     ends = zip(starts, stops, strict=True)
     spans = [None if start < 0 else Span(start, stop) for start, stop in ends]
-    refs = iter(_made(SampleRef, zip(items, parts, sizes, spans, strict=True)))
+    of_each = zip(*counted, strict=True) if counted else repeat((), len(items))
+    refs = iter(_made(SampleRef, zip(items, parts, sizes, spans, of_each, strict=True)))
     return [list(islice(refs, count)) for count in counts]

@@ -592,7 +592,7 @@ class Job:
         found = ((name, source.unseen()) for name, source in sorted(self.sources.items()))
         unseen = [f"source {name!r}: {sentence}" for name, sentence in found if sentence]
         for roles in self.role_sets:
-            unseen += [] if roles.media is None else roles.media.cautions()
+            unseen += roles.media_cautions()
         return unseen + self.remarks()
 
     def remarks(self) -> list[str]:

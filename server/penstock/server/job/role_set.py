@@ -25,7 +25,7 @@ from penstock.server.roles.number_columns import (
     SequenceColumns,
     tells_lengths,
 )
-from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
+from penstock.server.roles.processor import MediaProcessor, RawItemProcessor, measures_of
 from penstock.server.roles.reading import Reading
 from penstock.server.roles.source import IndexedSource, Source, indexed
 from penstock.wire.errors import InvalidJob
@@ -134,6 +134,10 @@ class RoleSet:
         )
         self.distributor = distributor or builtin.MapDistributor()
         self.processor = processor or builtin.IdentityProcessor()
+        self.measures = measures_of(self.processor)
+        if self.measures or getattr(batcher, "limits", None):
+            batcher = batcher.clone()
+            batcher.take_measures(self.measures)
         self.batcher: SampleBatcher = batcher
         self.collator = collator or builtin.DefaultBatchCollator()
         self.plan = plan
@@ -195,10 +199,8 @@ class RoleSet:
     def _media_reader(self) -> MediaReader:
         """Return what reads media: below the job's directory, and those of its sources."""
         files = self._media_files or MediaFiles()
-        roots = [] if files.dir is None else [files.dir]
-        for source in self.sources.values():
-            roots += source.media_dirs()
-        return MediaReader(files, list(dict.fromkeys(roots)))
+        dirs = {name: source.media_dirs() for name, source in self.sources.items()}
+        return MediaReader(files, dirs)
 
     @cached_property
     def planned(self) -> PlannedBatches | None:
@@ -245,6 +247,17 @@ class RoleSet:
             **self._media_identity(),
             **({} if self.planned is None else {"plan": self.planned.identity()}),
         }
+
+    def media_cautions(self) -> list[str]:
+        """Return sentences about media whose content the log id does not know."""
+        if self.media is not None:
+            return self.media.cautions()
+        return [
+            f"source {name!r} names media, and the processor {self.processor.code_of()} takes "
+            "none, so nothing fetches them: derive it from MediaProcessor"
+            for name, source in self.sources.items()
+            if source.media_dirs()
+        ]
 
     def _media_identity(self) -> dict[str, Any]:
         found = {} if self.media is None else self.media.identity()
@@ -344,8 +357,8 @@ class RoleSet:
             if isinstance(source, IndexedSource)
             and (source.knows_sizes() or tells_lengths(source, self.batcher_facts.length_key))
         }
-        if self.processor.knows_size() or not self.processor.keeps_sizes():
-            return {}
+        if self.processor.knows_size() or not self.processor.keeps_sizes() or self.measures:
+            return {}  # the processor tells them, or nobody does; sources tell no counts
         return sized if len(sized) == len(self.sources) else {}
 
     @cached_property
@@ -374,7 +387,7 @@ class RoleSet:
     def columns(self) -> Sequence[str]:
         """Return the columns that batches are made of, where items need not become objects."""
         one_to_one = self.processor.one_to_one and self.processor.passes_items()
-        if not (self.plans_from_refs and one_to_one):
+        if not (self.plans_from_refs and one_to_one) or self.measures:
             return ()
         if not isinstance(self.collator, ColumnCollator):
             return ()

@@ -21,7 +21,7 @@ IMPORTED: dict[str, dict[str, str]] = {
         "hf": "datasets",
         "hf_stream": "datasets",
     },
-    "processor": {"tokenize": "tokenizers", "chat": "tokenizers"},
+    "processor": {"tokenize": "tokenizers", "chat": "tokenizers", "sound": "soundfile"},
 }
 """By kind of role and `type:`, the package or module that takes longest to import."""
 

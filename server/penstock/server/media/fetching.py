@@ -31,7 +31,7 @@ GAP_BYTES, JOINED_BYTES = 64 << 10, 8 << 20
 lies between them comes faster than another reply does."""
 
 STALE_TAKES = 256
-"""What was fetched and not taken while so many others were taken, and four times as many as are
+"""What was fetched and not taken while so many others were needed, and four times as many as are
 held, will not be taken: its lane has gone on elsewhere."""
 
 
@@ -44,7 +44,7 @@ class _Ahead:
         data: The bytes, once they are there.
         is_busy: Somebody fetches it.
         room: Bytes that are counted for it.
-        takes: How many were taken before it was there.
+        takes: How many were needed before it was there.
     """
 
     __slots__ = ("count", "data", "is_busy", "medium", "room", "takes")
@@ -123,6 +123,7 @@ class Fetching:
             fetch it.
         """
         with self._changed:
+            self._takes += 1
             known = self._ahead.get((medium.key, count))
             if known is None:
                 return None
@@ -132,7 +133,6 @@ class Fetching:
                 return None
             self._changed.wait_for(lambda: not known.is_busy)
             if self._ahead.get((medium.key, count)) is known:
-                self._takes += 1
                 self._drop(known)
             return known.data
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.server.files.catalog import Stamp
@@ -66,7 +68,7 @@ class FileMedium(Medium):
             known = self._fetching.look(self)
             if known is not None:
                 return memoryview(known)[:count]
-            self._head = self._fetching.take(self, count) or self._tried(count)
+            self._head = self._fetching.take(self, count) or self._tried(partial(self.fetch, count))
         return self._head[:count]
 
     def read(self) -> bytes | memoryview:
@@ -75,9 +77,26 @@ class FileMedium(Medium):
             return self._head
         found = self._fetching.take(self)
         if found is None:
-            return self._tried(None)
+            return self._tried(partial(self.fetch, None))
         self.failure = None
         return found
+
+    def size(self) -> int:
+        """Return how many bytes it has, which reading its head tells; see `Medium.size`."""
+        if self.expected_bytes is None:
+            self.head()
+        assert self.expected_bytes is not None
+        return self.expected_bytes
+
+    def at(self, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes `[start, stop)` of it, read alone; see `Medium.at`."""
+        stop = min(stop, self.size())
+        if self._head is not None and stop <= len(self._head):
+            return self._head[start:stop]
+        if stop <= start:
+            return b""
+        first = self._reference.start
+        return self._tried(lambda: self._read(first + start, first + stop))
 
     @property
     def expected_bytes(self) -> int | None:
@@ -96,10 +115,10 @@ class FileMedium(Medium):
     def _is_all(self, head: bytes) -> bool:
         return len(head) == self.expected_bytes
 
-    def _tried(self, count: int | None) -> bytes:
+    def _tried(self, read: Callable[[], bytes]) -> bytes:
         self.failure = None
         try:
-            return self.fetch(count)
+            return read()
         except Exception as error:
             self.failure = trouble(error, self.place, self._listed)
             if self.failure is error:
@@ -165,13 +184,9 @@ class FileMedium(Medium):
     def _read(self, start: int, stop: int) -> bytes:
         began_s = time.monotonic()
         part = self._part(start, stop)
-        if self._listed is not None:
-            if not self._listed.is_same(part.stamp):
-                raise changed(self.place, self._listed.size, part.stamp.size)
-        elif self._seen is None:
+        self._check_same(part.stamp)
+        if self._listed is None and self._seen is None:
             self._seen = part.stamp
-        elif self._seen[:2] != part.stamp[:2]:
-            raise changed(self.place, self._seen.size, part.stamp.size)
         self._fetching.note(len(part.data), time.monotonic() - began_s)
         return part.data
 
@@ -182,7 +197,28 @@ class FileMedium(Medium):
         known = self._seen
         if self._listed is not None:
             known = Stamp(self._listed.size, "", "", False)
-        return read_remote(ranges, path, start, stop, known)
+        try:
+            return read_remote(ranges, path, start, stop, known)
+        except Exception:
+            if known is not None:  # a store may refuse to give any version but this
+                found = None
+                with contextlib.suppress(Exception):  # of the look: the first error says more
+                    found = ranges.look(path)
+                if found is not None:
+                    self._check_same(found)
+            raise
+
+    def _check_same(self, stamp: Stamp) -> None:
+        """Refuse a version that is not the one that the job, or this medium, began with.
+
+        Raises:
+            SourceChanged: It is not.
+        """
+        if self._listed is not None:
+            if not self._listed.is_same(stamp):
+                raise changed(self.place, self._listed.size, stamp.size)
+        elif self._seen is not None and self._seen[:2] != stamp[:2]:
+            raise changed(self.place, self._seen.size, stamp.size)
 
     def _check_bytes(self, size: int) -> None:
         if size > self._most_bytes:

@@ -108,7 +108,7 @@ class MediaListing:
 
     def lists(self, name: str) -> bool:
         """Tell whether a file of this name would be listed."""
-        return _is_listed(name, self.endings)
+        return is_listed(name, self.endings)
 
     def find(self, name: str) -> Listed | None:
         """Return a file as it was found; None = there was none of this name."""
@@ -140,12 +140,12 @@ def listing_of(ranges: Ranges, root: str, endings: tuple[str, ...], options: Any
     key = catalog_key("media", _FORMAT, type(ranges.fs).__name__, root, endings, options)
     if (known := handed(key)) is not None:
         return MediaListing(key, known)
-    found = {name: stamp for name, stamp in _stamps(ranges, root) if _is_listed(name, endings)}
+    found = {name: stamp for name, stamp in stamps_below(ranges, root) if is_listed(name, endings)}
     rows = np.array(
         sorted((*_name_hash(name), stamp.size, version_of(stamp)) for name, stamp in found.items()),
         _ROW,
     )
-    names = np.ascontiguousarray(rows[["name", "check", "size"]]).tobytes()
+    names = b"".join(rows[field].tobytes() for field in ("name", "check", "size"))
     fingerprint = {
         "files": len(rows),
         "bytes": int(rows["size"].sum()),
@@ -157,7 +157,13 @@ def listing_of(ranges: Ranges, root: str, endings: tuple[str, ...], options: Any
     return MediaListing(key, _LENGTH.pack(len(head), len(rows)) + head + rows.tobytes())
 
 
-def _is_listed(name: str, endings: tuple[str, ...]) -> bool:
+def is_listed(name: str, endings: tuple[str, ...]) -> bool:
+    """Tell whether a file is one of a listing, by its name.
+
+    Args:
+        name: The name.
+        endings: What names end in, in lower case; empty = all are.
+    """
     base = posixpath.basename(name)
     # What LMDB keeps its readers in changes with each of them.
     return (
@@ -170,16 +176,25 @@ def _is_listed(name: str, endings: tuple[str, ...]) -> bool:
 # --- listing --------------------------------------------------------------------------------------
 
 
-def _stamps(ranges: Ranges, root: str) -> Iterator[tuple[str, Stamp]]:
-    """Yield the name below the root and the stamp of every file."""
+def stamps_below(ranges: Ranges, root: str) -> Iterator[tuple[str, Stamp]]:
+    """Yield the name and the stamp of every file below a folder.
+
+    Args:
+        ranges: How its filesystem is asked.
+        root: The folder, as its filesystem calls it.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
     if isinstance(ranges, LocalRanges):
-        yield from _local(root, "", ())
+        found = os.stat(root)
+        yield from _local(root, "", ((found.st_dev, found.st_ino),))
         return
-    found: Mapping[str, Mapping[str, Any]] = ranges.fs.find(root, detail=True)
+    infos: Mapping[str, Mapping[str, Any]] = ranges.fs.find(root, detail=True)
     above = root.rstrip("/") + "/"
     stamps = {
         path: remote_stamp(info)
-        for path, info in found.items()
+        for path, info in infos.items()
         if path.startswith(above) and info.get("size") is not None
     }
     if not all(ranges.look(path, listed=False)[:2] == stamps[path][:2] for path in [*stamps][:3]):

@@ -63,9 +63,7 @@ class MediaFiles:
     ) -> None:
         if dir is not None and not (isinstance(dir, str) and dir):
             raise InvalidJob(f"dir is {dir!r}: give a path or a URL", key="media.dir")
-        if dir is not None and not is_url(dir) and not local_path(dir).startswith("/"):
-            dir = str(Path.cwd() / dir)
-        self.dir = dir
+        self.dir = None if dir is None else absolute_root(dir)
         self.allow = _texts("allow", allow)
         for text in self.allow:
             if not is_url(text) and not local_path(text).startswith("/"):
@@ -127,6 +125,11 @@ class MediaFiles:
                 key="media.dir",
             )
         return found
+
+
+def absolute_root(root: str) -> str:
+    """Return a directory as a URL, or as an absolute path."""
+    return root if is_url(root) else str(Path.cwd() / local_path(root))
 
 
 def _texts(name: str, given: Any) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from penstock.server.files.filesystems import plain_url
 from penstock.wire.credentials import without_credentials
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_CONTROL = re.compile(r"[\x00-\x20\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class MediaPlace(NamedTuple):
@@ -63,47 +63,31 @@ class MediaPlaces:
     """The places that the items of a job may name.
 
     Args:
-        directory: What names are relative to; None = the job has none.
-        roots: All directories whose files are known, `directory` among them.
+        roots: The directories whose files are known.
         allowed: Paths and URLs below which items may name files besides.
     """
 
-    def __init__(self, directory: str | None, roots: Sequence[str], allowed: Sequence[str]) -> None:
-        self._directory = None if directory is None else plain_root(directory)
+    def __init__(self, roots: Sequence[str], allowed: Sequence[str]) -> None:
         self._roots = sorted(map(plain_root, roots), key=len, reverse=True)
         self._allowed = [plain_root(text) for text in allowed]
 
-    def find(self, name: str) -> MediaPlace:
+    def find(self, name: str, directory: str | None) -> MediaPlace:
         """Return where a name leads.
+
+        Args:
+            name: The name, as the item has it.
+            directory: What it is relative to; None = to nothing.
 
         Raises:
             ValueError: The job does not allow that an item names it, or it is no name.
         """
-        full = self._full(name)
+        full = _full(name, None if directory is None else plain_root(directory))
         for root in self._roots:
             if (below := _below(full, root)) is not None:
                 return MediaPlace(root, full, below)
         if any(_below(full, allowed) is not None for allowed in self._allowed):
             return MediaPlace("", full, "")
         raise ValueError(self._refusal(name))
-
-    def _full(self, name: str) -> str:
-        if is_url(name):
-            if "::" in name or _CONTROL.search(name) or _climbs(name.partition("://")[2]):
-                raise ValueError(f"{_called(name)} is no plain URL: give one without ::, . and ..")
-            return name
-        if name.startswith("/") or _URL.match(name):
-            return local_path(name)
-        if self._directory is None:
-            raise ValueError(
-                f"{_called(name)} is relative, and the job has no directory of media: give it "
-                "media: {dir: PATH}"
-            )
-        if not is_url(self._directory):
-            return local_path(posixpath.join(self._directory, name))
-        if _CONTROL.search(name) or _climbs(name):
-            raise ValueError(f"{_called(name)} is no plain name: give one without . and ..")
-        return f"{self._directory}/{name}"
 
     def _refusal(self, name: str) -> str:
         known = ", ".join(map(without_credentials, self._roots)) or "the job has none"
@@ -113,6 +97,26 @@ class MediaPlaces:
             f"{_called(name)} lies outside of the directories of media ({known}): if items may "
             f"name it, say so in the job, {remedy}"
         )
+
+
+def _full(name: str, directory: str | None) -> str:
+    """Return a name as an absolute path, or as a URL."""
+    if is_url(name):
+        if "::" in name or _CONTROL.search(name) or _climbs(name.partition("://")[2]):
+            raise ValueError(f"{_called(name)} is no plain URL: give one without ::, . and ..")
+        return name
+    if name.startswith("/") or _URL.match(name):
+        return local_path(name)
+    if directory is None:
+        raise ValueError(
+            f"{_called(name)} is relative, and the job has no directory of media: give it "
+            "media: {dir: PATH}"
+        )
+    if not is_url(directory):
+        return local_path(posixpath.join(directory, name))
+    if _CONTROL.search(name) or _climbs(name):
+        raise ValueError(f"{_called(name)} is no plain name: give one without . and ..")
+    return f"{directory}/{name}"
 
 
 def _called(name: str) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.server.core.shown import shown
 from penstock.server.files.catalog import HandedOver
 from penstock.server.media.fetching import Fetching
 from penstock.server.media.file_medium import FileMedium
 from penstock.server.media.listing import Listed, MediaListing
 from penstock.server.media.lmdb_store import DATA_FILE, LmdbMedium
-from penstock.server.media.media_files import MediaFiles
+from penstock.server.media.media_files import MediaFiles, absolute_root
 from penstock.server.media.media_places import MediaPlace, MediaPlaces, is_url, plain_root
 from penstock.server.media.media_reference import FileReference, LmdbReference, read_reference
-from penstock.server.media.medium import HeldMedium, Medium
+from penstock.server.media.medium import Medium
 from penstock.wire.credentials import without_credentials
 from penstock.wire.errors import BadItem
 
@@ -26,7 +27,7 @@ class MediaReader:
 
     Args:
         files: Where media lie.
-        roots: The directories whose files are known: that of `files`, and those of sources.
+        dirs: By source, the directories that its items' media are relative to, by name.
 
     Attributes:
         files: The same.
@@ -37,22 +38,31 @@ class MediaReader:
         SourceUnavailable: One cannot be listed at the moment.
     """
 
-    def __init__(self, files: MediaFiles, roots: Sequence[str]) -> None:
+    def __init__(
+        self, files: MediaFiles, dirs: Mapping[str, Mapping[str, str]] | None = None
+    ) -> None:
         self.files = files
-        self._listings: dict[str, MediaListing | None] = {
-            plain_root(root): files.listing(root) for root in roots
+        self._dirs = {
+            source: {name: absolute_root(root) for name, root in own.items()}
+            for source, own in (dirs or {}).items()
         }
-        self._places = MediaPlaces(files.dir, list(self._listings), files.allow)
+        roots = [] if files.dir is None else [files.dir]
+        roots += [root for own in self._dirs.values() for root in own.values()]
+        self._listings: dict[str, MediaListing | None] = {
+            plain_root(root): files.listing(root) for root in dict.fromkeys(roots)
+        }
+        self._places = MediaPlaces(list(self._listings), files.allow)
         may_be_far = any(map(is_url, [*self._listings, *files.allow]))
         self.fetching = Fetching(
             files.requests, files.ahead_bytes, EXPECTED_FAR_S if may_be_far else 0.0
         )
 
-    def media(self, references: Sequence[Any]) -> list[Medium]:
+    def media(self, references: Sequence[Any], source: str = "") -> list[Medium]:
         """Return the media of an item; nothing is read for that.
 
         Args:
             references: As `MediaProcessor.references` gives them.
+            source: The name of the item's source.
 
         Raises:
             BadItem: One is none, names nothing that was there, or what the job does not allow.
@@ -60,19 +70,28 @@ class MediaReader:
         found: list[Medium] = []
         for number, value in enumerate(references):
             try:
-                said = read_reference(value, number)
-                found.append(said if isinstance(said, HeldMedium) else self._named(said))
+                said: Medium | FileReference | LmdbReference = read_reference(value, number)
+                if isinstance(said, FileReference | LmdbReference):
+                    said = self._named(said, self._dir(said.dir, source))
+                found.append(said)
             except ValueError as error:
                 raise BadItem(str(error), reason=str(error)) from None
         return found
 
-    def _named(self, said: FileReference | LmdbReference) -> Medium:
+    def _dir(self, name: str, source: str) -> str | None:
+        """Return what a reference is relative to: a directory of its source, else of the job."""
+        own = self._dirs.get(source, {})
+        if name and name not in own:
+            raise ValueError(f"{shown(name)} is no directory of media of source {source!r}")
+        return own.get(name, self.files.dir)
+
+    def _named(self, said: FileReference | LmdbReference, directory: str | None) -> Medium:
         if isinstance(said, LmdbReference):
-            place = self._places.find(said.database)
+            place = self._places.find(said.database, directory)
             listed = self._listed(place._replace(name=f"{place.name}/{DATA_FILE}"))
             listed = listed or self._listed(place)
             return LmdbMedium(place, said.key, listed, self.files.max_file_bytes, self.fetching)
-        place = self._places.find(said.path)
+        place = self._places.find(said.path, directory)
         listed = self._listed(place)
         listing = self._listings.get(place.root)
         if listed is None and listing is not None and listing.lists(place.name):

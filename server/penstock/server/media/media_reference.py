@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -25,11 +26,13 @@ class FileReference(NamedTuple):
         path: A path or a URL, as the item has it.
         start: The first byte.
         length: Bytes; None = up to the end of the file.
+        dir: The name of a directory of its source that it is relative to; empty = it names none.
     """
 
     path: str
     start: int = 0
     length: int | None = None
+    dir: str = ""
 
 
 class LmdbReference(NamedTuple):
@@ -38,10 +41,12 @@ class LmdbReference(NamedTuple):
     Attributes:
         database: The path of its folder or file, as the item has it.
         key: The key; as UTF-8 in the database.
+        dir: As for a file.
     """
 
     database: str
     key: str
+    dir: str = ""
 
 
 def read_reference(value: Any, number: int) -> HeldMedium | FileReference | LmdbReference:
@@ -50,7 +55,8 @@ def read_reference(value: Any, number: int) -> HeldMedium | FileReference | Lmdb
     Args:
         value: Bytes; a dict with `bytes` or `path` (bytes count where they are not None), and
             `offset` and `length` for a part of a file; a path or a URL; `lmdb: DB::KEY`, as a dict
-            or as text.
+            or as text; `data:` with base64. A dict may have a `dir`, by name: see
+            `Source.media_dirs`.
         number: Which of the item's references it is, from 0 on, for names.
 
     Raises:
@@ -78,11 +84,20 @@ def _of_mapping(
                 f"the bytes of medium {number} are of type {type(data).__name__}: give bytes"
             )
         return HeldMedium(path if isinstance(path, str) and path else f"medium {number}", held)
+    directory = value.get("dir") or ""
+    if not isinstance(directory, str):
+        raise ValueError(f"the dir of medium {number} is {shown(directory)}: give a name")
     if value.get("lmdb") is not None:
-        return _lmdb(value["lmdb"], number)
+        return _lmdb(value["lmdb"], number)._replace(dir=directory)
     if isinstance(path, str | os.PathLike):
         found = _named(os.fspath(path), number)
-        start, length = value.get("offset"), value.get("length")
+        if isinstance(found, HeldMedium):
+            return found
+        found, start, length = (
+            found._replace(dir=directory),
+            value.get("offset"),
+            value.get("length"),
+        )
         if start is None and length is None:
             return found
         if isinstance(found, LmdbReference):
@@ -91,6 +106,7 @@ def _of_mapping(
             found.path,
             _whole(start or 0, "offset", number),
             None if length is None else _whole(length, "length", number),
+            directory,
         )
     raise ValueError(
         f"medium {number} has neither bytes nor a path: it is a dict with "
@@ -109,10 +125,26 @@ def _held(value: Any) -> bytes | memoryview | None:
     return None
 
 
-def _named(text: Any, number: int) -> FileReference | LmdbReference:
+def _named(text: Any, number: int) -> HeldMedium | FileReference | LmdbReference:
+    if isinstance(text, str) and text.startswith("data:"):
+        return _of_data(text, number)
     if isinstance(text, str) and text.startswith(LMDB):
         return _lmdb(text.removeprefix(LMDB).removeprefix("//").strip(), number)
     return FileReference(_checked(text, number))
+
+
+def _of_data(text: str, number: int) -> HeldMedium:
+    """Return the bytes that a `data:` URL holds."""
+    head, comma, coded = text.partition(",")
+    try:
+        if not (comma and head.endswith(";base64")):
+            raise ValueError("there is no ;base64,")
+        return HeldMedium(f"medium {number}", base64.b64decode(coded, validate=True))
+    except ValueError as error:
+        raise ValueError(
+            f"medium {number} is a data: URL that cannot be read: {error}; give data:TYPE;base64,"
+            "BYTES"
+        ) from None
 
 
 def _lmdb(text: Any, number: int) -> LmdbReference:

@@ -43,6 +43,24 @@ class Medium(ABC):
             BadItem, SourceUnavailable, SourceChanged: As `head`.
         """
 
+    def size(self) -> int:
+        """Return how many bytes it has; where that is not known otherwise, it is read.
+
+        Raises:
+            BadItem, SourceUnavailable, SourceChanged: As `head`.
+        """
+        return len(self.read())
+
+    def at(self, start: int, stop: int) -> bytes | memoryview:
+        """Return its bytes `[start, stop)`, or fewer where it ends; by default out of all of them.
+
+        For headers that stand at its end, and for spans of a file of which nobody needs the rest.
+
+        Raises:
+            BadItem, SourceUnavailable, SourceChanged: As `head`.
+        """
+        return self.read()[start:stop]
+
 
 class HeldMedium(Medium):
     """Bytes that are there already.

@@ -35,7 +35,7 @@ class Decoding:
     max_bytes: int = MAX_BYTES
 
     def check(self, header: ImageHeader, name: str) -> None:
-        """Refuse a picture that is too large, by its header: no memory was taken for it.
+        """Refuse a picture that is too large, by its header: before memory is taken for it.
 
         Raises:
             BadPicture: It has more pixels or bytes than the job allows.
@@ -80,10 +80,9 @@ class Decoding:
             uint8 (height, width, 3), contiguous; the smallest size of the decoder that has `least`.
 
         Raises:
-            BadPicture: It is too large, damaged or cut off.
+            BadPicture: Its file is too large, it is damaged or cut off; `check` comes before.
             InvalidJob, MissingExtra: As `decode_by_pillow`.
         """
-        self.check(header, name)
         if len(data) > self.max_bytes:
             raise BadPicture(f"{name} has {len(data):,} bytes, and max_bytes is {self.max_bytes:,}")
         # CMYK is no part of simplejpeg's conversions: by the file, never by what is installed.

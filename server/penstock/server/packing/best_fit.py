@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from penstock.server.packing.lengths import (
     Histogram,
@@ -16,9 +16,12 @@ from penstock.server.packing.lengths import (
 )
 from penstock.server.packing.moves import CLOSED, NEW, Move, numbered, packs_of
 from penstock.server.packing.packs import Packs
+from penstock.server.packing.vectors import Counts, checked_counts, place
 
 
-def best_fit_decreasing(lengths: Lengths, capacity: int) -> Packs:
+def best_fit_decreasing(
+    lengths: Lengths, capacity: int, counts: Counts | None = None, most: Sequence[int] = ()
+) -> Packs:
     """Return packs where each sample, longest first, went where the least room was left over.
 
     The packing of "Fewer Truncations Improve Language Modeling" (Ding et al., 2024), which finds
@@ -31,16 +34,22 @@ def best_fit_decreasing(lengths: Lengths, capacity: int) -> Packs:
     Args:
         lengths: The length of each sample, 0 or more.
         capacity: What one pack holds, in the unit of `lengths`.
+        counts: What each sample counts beside its length, where that is limited, too: then it joins
+            the tightest of the packs that have room for all of it.
+        most: What a pack may count of each.
 
     Returns:
-        Packs of indices, each index once; a pack's sum is at most `capacity` (`<=`), unless it is
-        one sample that is longer.
+        Packs of indices, each index once; a pack's sum is at most `capacity` (`<=`), and every
+        count within its limit, unless it is one sample that is above by itself.
 
     Raises:
         ValueError: The capacity is below 1, or a length is negative or not a whole number.
     """
     sizes, capacity = checked_array(lengths, capacity)
     order = longest_first(sizes)
+    if len(most):
+        of_each, limits = checked_counts(counts, most, len(sizes))
+        return Packs.of(order, *place(order, sizes, capacity, of_each, limits, tightest=True))
     return Packs.of(order, *numbered(_moves(runs(sizes[order]), capacity), len(order)))
 
 

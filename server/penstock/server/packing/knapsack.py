@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -18,9 +18,12 @@ from penstock.server.packing.lengths import (
 )
 from penstock.server.packing.moves import NEW, Move, numbered, packs_of
 from penstock.server.packing.packs import Packs
+from penstock.server.packing.vectors import Counts, checked_counts, place
 
 
-def knapsack(lengths: Lengths, capacity: int) -> Packs:
+def knapsack(
+    lengths: Lengths, capacity: int, counts: Counts | None = None, most: Sequence[int] = ()
+) -> Packs:
     """Return packs that are filled evenly: each sample, longest first, joins the emptiest pack.
 
     NeMo Automodel's `greedy_knapsack` (neat packing). Its name there says first-fit decreasing, its
@@ -34,16 +37,24 @@ def knapsack(lengths: Lengths, capacity: int) -> Packs:
     Args:
         lengths: The length of each sample, 0 or more.
         capacity: What one pack holds, in the unit of `lengths`.
+        counts: What each sample counts beside its length, where that is limited, too: then it joins
+            the emptiest of the packs that have room for all of it.
+        most: What a pack may count of each.
 
     Returns:
-        Packs of indices, each index at most once; every sum is at most `capacity` (`<=`). Samples
-        longer than `capacity` are left out.
+        Packs of indices, each index at most once; every sum is at most `capacity` (`<=`), and every
+        count within its limit. Samples longer than `capacity`, or above a limit, are left out.
 
     Raises:
         ValueError: The capacity is below 1, or a length is negative or not a whole number.
     """
     sizes, capacity = checked_array(lengths, capacity)
     order = longest_first(sizes)
+    if len(most):
+        of_each, limits = checked_counts(counts, most, len(sizes))
+        fits = (sizes <= capacity) & (of_each <= limits).all(axis=1)
+        order = order[fits[order]]
+        return Packs.of(order, *place(order, sizes, capacity, of_each, limits, tightest=False))
     order = order[np.count_nonzero(sizes > capacity) :]
     return Packs.of(order, *numbered(_moves(runs(sizes[order]), capacity), len(order)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from itertools import islice
+from operator import le, sub
 
 from penstock.server.packing.lengths import Lengths, checked
 
@@ -81,6 +82,8 @@ def choose(
     strategy: str,
     halve_long: bool,
     keys: Sequence[Hashable] | None = None,
+    counts: Sequence[Sequence[int]] | None = None,
+    most: Sequence[int] = (),
 ) -> list[int]:
     """Return the indices, within a pool, of the samples that form the next batch.
 
@@ -100,6 +103,8 @@ def choose(
         strategy: `prefer_closest` or `prefer_first`.
         halve_long: Whether the capacity halves at all.
         keys: What each sample is: a batch holds no two of one key. None = all differ.
+        counts: What each sample counts beside its length, where that is limited.
+        most: What a batch may count of each, unless the oldest alone is above.
 
     Returns:
         Places in the order of choice, the first one 0.
@@ -115,7 +120,11 @@ def choose(
     candidates = [index for index in range(1, len(lengths)) if kinds[index] == kinds[0]]
     if keys is not None:
         candidates = [index for index in candidates if keys[index] != keys[0]]
+    rooms = list(most)
     while candidates and (not max_batch_size or len(chosen) < max_batch_size):
+        if counts is not None:
+            rooms = list(map(sub, rooms, counts[chosen[-1]]))
+            candidates = [index for index in candidates if all(map(le, counts[index], rooms))]
         best: tuple[int, int, int] | None = None
         for index in candidates:
             cost = max(longest, lengths[index]) * (len(chosen) + 1)

@@ -82,7 +82,7 @@ class _PlannedSamples(NamedTuple):
         refs = list(chain.from_iterable(rows))
         if not refs:
             return cls((), *np.empty((4, 0), np.int64))
-        items, _, sizes, spans = zip(*refs, strict=True)
+        items, _, sizes, spans, _ = zip(*refs, strict=True)
         names, indices, _ = zip(*items, strict=True)
         starts, stops = np.zeros((2, len(refs)), np.int64)
         if any(spans):

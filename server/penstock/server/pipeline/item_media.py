@@ -52,7 +52,10 @@ class ItemMedia:
         if reader is None or not isinstance(processor, MediaProcessor):
             return [()] * len(items)
         said = contained(lambda: [list(processor.references(raw)) for raw in raws])
-        return [reader.media(references) for references in said]
+        return [
+            reader.media(references, item.source)
+            for item, references in zip(items, said, strict=True)
+        ]
 
     @property
     def waits(self) -> bool:
@@ -69,14 +72,19 @@ class ItemMedia:
     ) -> None:
         """Have the media of items of one set of roles fetched; only where it `waits`.
 
+        Of a processor that reads parts of its media nobody knows which: it reads them itself.
+
         Args:
             items: The items.
             raws: What their source gave.
             now: They are needed before all that was asked for earlier.
             count: How many bytes of each medium; None = all.
         """
-        reader = self._job.roles_of(items[0].source).media
-        if reader is None:
+        roles = self._job.roles_of(items[0].source)
+        reader, processor = roles.media, roles.processor
+        if reader is None or not isinstance(processor, MediaProcessor):
+            return
+        if count is None and not processor.reads_whole:
             return
         wanted: list[FileMedium] = []
         for item, raw in zip(items, raws, strict=True):

@@ -90,6 +90,7 @@ __all__ = [
     "SampleSizes",
     "SequentialPackingBatcher",
     "SimpleBatcher",
+    "SoundProcessor",
     "Source",
     "StreamSource",
     "Target",

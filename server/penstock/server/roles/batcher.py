@@ -37,6 +37,8 @@ class BatcherFacts:
         row_limit: What the sizes of a row may sum to. A sample that turns out larger than was told
             stays in its row if there is so much room, and where a job says `later_within` it may
             join another. None = no row takes more than it was planned with.
+        row_counts: The same of what samples count: the place of each count that is limited, and its
+            limit.
         pool: How many samples it chooses from; None = it has no pool.
         most_held: How many samples it may hold, where that is known and not `pool` alone.
     """
@@ -48,6 +50,7 @@ class BatcherFacts:
     samples_of_batch: int | None = None
     drops_tail: bool = False
     row_limit: int | None = None
+    row_counts: tuple[tuple[int, int], ...] = ()
     pool: int | None = None
     most_held: int | None = None
 
@@ -79,6 +82,8 @@ class SampleBatcher(Role, ABC):
     """
 
     needs_content: ClassVar[bool] = False
+
+    _penstock_measures: tuple[str, ...] | None = None  # what refs count, where a job says it
 
     @property
     def needs_sizes(self) -> bool:
@@ -121,6 +126,20 @@ class SampleBatcher(Role, ABC):
     def facts(self) -> BatcherFacts:
         """Return what is promised; by default nothing. Between two calls it is the same."""
         return BatcherFacts()
+
+    def take_measures(self, measures: Sequence[str]) -> None:
+        """Take the names of what samples count, in the order of `SampleRef.counts`.
+
+        Called where a job is built; clones have them, too.
+        """
+        self._penstock_measures = tuple(measures)
+
+    def clone(self) -> Any:
+        """Return a fresh batcher with the same parameters, and the same names of counts."""
+        made = super().clone()
+        if self._penstock_measures is not None:
+            made.take_measures(self._penstock_measures)
+        return made
 
     def state(self) -> Any:
         """Return the state, JSON-able and canonical."""

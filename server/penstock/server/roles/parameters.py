@@ -24,6 +24,7 @@ given to it where that is the default, or of its type.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from inspect import Parameter, Signature, get_annotations
 from types import NoneType
@@ -103,6 +104,27 @@ class OfType:
     def check(self, name: str, value: Any, *, key: str, optional: bool) -> None:
         """Refuse what is of another type."""
         if not isinstance(value, self.types):
+            raise InvalidJob(f"{name} is {value!r}: give {self.meaning}", key=key)
+
+
+@dataclass(frozen=True)
+class NamesByNames:
+    """Texts by texts.
+
+    Attributes:
+        meaning: What to give, for the error's sentence.
+        may_be_empty: None need be given.
+    """
+
+    meaning: str
+    may_be_empty: bool = True
+
+    def check(self, name: str, value: Any, *, key: str, optional: bool) -> None:
+        """Refuse what is not names by names."""
+        are_texts = isinstance(value, Mapping) and all(
+            isinstance(each, str) for pair in value.items() for each in pair
+        )
+        if not are_texts or not (value or self.may_be_empty):
             raise InvalidJob(f"{name} is {value!r}: give {self.meaning}", key=key)
 
 

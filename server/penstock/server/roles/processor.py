@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 from penstock.server.media.medium import Medium
 from penstock.server.media.pictures_shown import Picture, pictures_in
 from penstock.server.roles.context import ProcessContext
-from penstock.server.roles.role import Role
+from penstock.server.roles.role import Role, failing
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.server.roles.source import Source
+from penstock.server.usercode.contained import contained
+from penstock.wire.errors import InvalidJob, PenstockError
 
 
 def _length(value: Any) -> int | None:
@@ -142,12 +144,39 @@ class RawItemProcessor(Role, ABC):
         }
 
 
+def measures_of(processor: RawItemProcessor) -> tuple[str, ...]:
+    """Return what the samples of a processor count beside their size, in order.
+
+    Raises:
+        InvalidJob: These are no different names, or asking for them fails.
+    """
+    try:
+        found = contained(lambda: tuple(processor.measures))
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise failing(processor, "measures", error) from error
+    if len(set(found)) < len(found) or not all(isinstance(each, str) and each for each in found):
+        raise InvalidJob(
+            f"{processor.code_of('measures')} gave {found!r}: give names of counts, all different, "
+            "such as images and patches",
+            key="processor",
+        )
+    return found
+
+
 class MediaProcessor(RawItemProcessor):
     """A processor of items that hold pictures or sound, or refer to them.
 
     What `references` names is fetched for it, several files at once and ahead of decoding, and is
     there as `context.media`. For `size` headers are read, no more.
+
+    Class attributes:
+        reads_whole: False = it reads parts of large files, by `Medium.at`, so they are not fetched
+            ahead of it.
     """
+
+    reads_whole: ClassVar[bool] = True
 
     @abstractmethod
     def references(self, raw: RawItem) -> Sequence[Any]:

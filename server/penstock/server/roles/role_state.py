@@ -20,7 +20,10 @@ import numpy as np
 from penstock.server.core.refs import ItemRef, SampleRef, Span
 from penstock.wire.errors import InvalidJob
 
-_FRESH = "_penstock_fresh"
+TOLD = "_penstock_"
+"""How attributes begin that a job gives to a role, beside its parameters: they are no state."""
+
+_FRESH = f"{TOLD}fresh"
 """Where a role keeps the attributes of a fresh one that bear names of parameters."""
 
 _Seen = dict[int, str]
@@ -29,9 +32,13 @@ _Seen = dict[int, str]
 
 def _attributes(role: Any) -> list[tuple[str, Any]]:
     """Return the attributes that are state: those that are no parameter of the constructor."""
-    given = {"arguments", _FRESH, *_parameters(type(role))}
+    given = {"arguments", *_parameters(type(role))}
     return sorted(
-        ((name, value) for name, value in _held(role).items() if name not in given),
+        (
+            (name, value)
+            for name, value in _held(role).items()
+            if name not in given and not name.startswith(TOLD)
+        ),
         key=lambda pair: pair[0],
     )
 

@@ -18,7 +18,7 @@ from penstock.wire.errors import InvalidJob
 from penstock.wire.item_numbers import row_index, shard_row
 
 if TYPE_CHECKING:
-    from penstock.server.files.catalog import Catalog
+    from penstock.server.files.catalog import HandedOver
 from penstock.server.roles.samples import RawItem
 
 COLUMN_ITEMS = 1 << 16
@@ -131,7 +131,7 @@ class Source(Role, ABC):
         """Return the role's identity with the fingerprint of the content in it."""
         return {**super().identity(), "fingerprint": asked(self, "fingerprint")}
 
-    def hand_over(self) -> Sequence[Catalog]:
+    def hand_over(self) -> Sequence[HandedOver]:
         """Return what this process knows of the source's files, for the workers of its node.
 
         They open the source without looking at the files again. Without any, every process opens
@@ -139,9 +139,13 @@ class Source(Role, ABC):
         """
         return ()
 
-    def media_dirs(self) -> Sequence[str]:
-        """Return directories below which its items name media, whatever the job says of media."""
-        return ()
+    def media_dirs(self) -> Mapping[str, str]:
+        """Return directories that its items' media are relative to, by name.
+
+        That of the name "" is for references that name none; others have it as their `dir`. What
+        lies there may be read, whatever the job says of media.
+        """
+        return {}
 
     def read_bytes(self) -> int:
         """Return how many bytes were read from storage since the last call: a metric."""

@@ -17,6 +17,7 @@
 | `hf` | `HfSource` | what else `datasets` opens from local files | none |
 | `hf_stream` | `HfStreamSource` | the same, URLs, and any `IterableDataset` | a stream |
 | `torch` | `TorchDatasetSource` | a map-style Dataset: `__len__` and `__getitem__` | none |
+| `folder` | `FolderSource` | a folder of pictures or sounds, by name and class | none |
 | `items` | `ItemsSource` | a list, in the job file or in Python | none |
 
 All down to `meta` take paths, globs, folders and the URLs of fsspec.
@@ -44,6 +45,7 @@ from penstock.wire.lazy_names import lazy_names
 if TYPE_CHECKING:
     from penstock.server.sources.arrow_files import ArrowSource as ArrowSource
     from penstock.server.sources.csv_files import CsvSource as CsvSource
+    from penstock.server.sources.folder import FolderSource as FolderSource
     from penstock.server.sources.hf import HfSource as HfSource
     from penstock.server.sources.hf_stream import HfStreamSource as HfStreamSource
     from penstock.server.sources.item_list import ItemsSource as ItemsSource

@@ -16,7 +16,7 @@ from penstock.common.nearest import hint, nearest
 from penstock.common.resources import usable_cpus
 from penstock.server.config.class_parameters import check_parameters
 from penstock.server.core.shown import shown
-from penstock.server.files.catalog import Catalog
+from penstock.server.files.catalog import HandedOver
 from penstock.server.roles.condition import Condition, Kept
 from penstock.server.roles.parameters import declared
 from penstock.server.roles.reading import Blocks
@@ -59,11 +59,14 @@ class MetaSource(IndexedSource):
 
     * `file_name` (or `path`): its files; a relative one is relative to the meta file.
     * `type` (or `data_type`): the source type; default by the ending of `file_name`.
-    * `columns`: what the files call `messages`, `images` and `videos`; items then have these.
+    * `columns`: what the files call `messages`, `images`, `videos` and `audios`; items then have
+      these.
     * `tags`: how turns are written: `role_tag`, `content_tag`, `user_tag`, `assistant_tag`,
       `system_tag`; messages then have `role` (user, assistant, system) and `content`.
     * `sample_ratio` (or `ratio`): 0.5 takes half of the items, always the same ones; 2.5 takes all
       twice and half of them once more. Default 1.
+    * `media_dir` (or `data_folder`): what pictures, sounds and films that the items name are
+      relative to, a path relative to the meta file or a URL, see `media` of a job.
     * `options`: more parameters of the source.
 
     Data sets are opened at the same time, and always in the order of their names (of a list: in its
@@ -228,9 +231,15 @@ class MetaSource(IndexedSource):
         for part in self.parts:
             part.source.check_present()
 
-    def hand_over(self) -> list[Catalog]:
+    def hand_over(self) -> list[HandedOver]:
         """Return the data sets' files with what is known of them, for the workers of this node."""
         return [catalog for part in self.parts for catalog in part.source.hand_over()]
+
+    def media_dirs(self) -> dict[str, str]:
+        """Return the directories of media by the names of data sets."""
+        return {
+            part.entry.name: part.entry.media_dir for part in self.parts if part.entry.media_dir
+        }
 
     def read_bytes(self) -> int:
         """Return the bytes that were read from storage since the last call."""

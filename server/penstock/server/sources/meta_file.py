@@ -29,6 +29,8 @@ KEYS = {
     "sample_ratio": "ratio",
     "ratio": "ratio",
     "options": "options",
+    "media_dir": "media_dir",
+    "data_folder": "media_dir",
 }
 """The keys of a data set, with what each of them means; some have a name of LLaMA-Factory's and of
 LMMS-Engine's meta files beside ours."""
@@ -36,7 +38,7 @@ LMMS-Engine's meta files beside ours."""
 TYPES = {"hf_dataset": "saved", "huggingface": "saved"}
 """What other programs call a type."""
 
-COLUMNS = ("messages", "images", "videos")
+COLUMNS = ("messages", "images", "videos", "audios")
 
 TAGS = {
     "role_tag": "from",
@@ -60,6 +62,7 @@ class DataSetEntry:
         tags: How turns of conversations are written; empty = as they are.
         ratio: How many of its items an epoch has, as a part of all.
         options: More parameters of its source.
+        media_dir: What its items' media are relative to, a path or a URL; empty = none is.
         at: Where it is in the meta file, for messages.
     """
 
@@ -70,6 +73,7 @@ class DataSetEntry:
     tags: Mapping[str, str]
     ratio: Fraction
     options: Mapping[str, Any]
+    media_dir: str
     at: Location
 
 
@@ -134,17 +138,12 @@ def _entry(name: str, said: Any, at: Location) -> DataSetEntry:
         raise at.error(f"{at.key} is {shown(said)}: a data set has keys, file_name at least")
     found: dict[str, Any] = {}
     for key, value in said.items():
-        if key in ("media_dir", "data_folder") and value:
-            raise at.at(key).error(
-                f"{at.key}: {key} names media files, which type: meta does not read: let a "
-                "processor read the files that the items name"
-            )
-        if key not in KEYS and key not in ("media_dir", "data_folder"):
+        if key not in KEYS:
             raise at.at(str(key)).error(
                 f"{at.key} has a key {shown(key)} that is not one of a data set: "
                 f"{hint(str(key), KEYS)}"
             )
-        found[KEYS.get(key) or key] = value
+        found[KEYS[key]] = value
     path = found.get("path")
     if not isinstance(path, str) or not path:
         raise at.error(f"{at.key} has no file_name: name its files, relative to the meta file")
@@ -161,6 +160,9 @@ def _entry(name: str, said: Any, at: Location) -> DataSetEntry:
             f"{at.key}: options is {shown(options)}: give keys and values, the parameters of the "
             f"source"
         )
+    media_dir = found.get("media_dir") or ""
+    if not isinstance(media_dir, str):
+        raise at.error(f"{at.key}: media_dir is {shown(media_dir)}: give a path or a URL")
     return DataSetEntry(
         name or str(found.get("name") or posixpath.splitext(posixpath.basename(path))[0]),
         _resolved(path, at.file),
@@ -169,6 +171,7 @@ def _entry(name: str, said: Any, at: Location) -> DataSetEntry:
         _names(found.get("tags"), TAGS, at.at("tags")),
         _ratio(found.get("ratio", 1), at),
         options or {},
+        _resolved(media_dir, at.file) if media_dir else "",
         at,
     )
 

@@ -16,10 +16,52 @@ from penstock.wire.plain import clean_text
 ROLES = {"user_tag": "user", "assistant_tag": "assistant", "system_tag": "system"}
 
 
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+"""What items call media, and what parts of messages do; `image_url` and the like hold a `url`."""
+
+
 def converted(entry: DataSetEntry, item: RawItem, index: int) -> RawItem:
+    """Return an item with the columns, the turns and the media that the meta file asks for."""
+    if entry.columns or entry.tags:
+        item = _renamed(entry, item, index)
+    return with_media_of(item, entry.name) if entry.media_dir else item
+
+
+def with_media_of(value: Any, name: str) -> Any:
+    """Return an item, or a part of a message, whose media name the directory that they are in.
+
+    Args:
+        value: It.
+        name: The data set, by whose name `MetaSource.media_dirs` has that directory.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    found = dict(value)
+    for key, inner in value.items():
+        if key in MEDIA:
+            found[key] = _in_directory(inner, name)
+        elif isinstance(key, str) and key.endswith("_url") and isinstance(inner, Mapping):
+            found[key] = {**inner, "url": _in_directory(inner.get("url"), name)}
+        elif key in ("messages", "conversations", "content", "value") and isinstance(inner, list):
+            found[key] = [with_media_of(part, name) for part in inner]
+    return found
+
+
+def _in_directory(reference: Any, name: str) -> Any:
+    """Return a reference that names its directory; what holds bytes, or is none, stays as it is."""
+    if isinstance(reference, list | tuple):
+        return [_in_directory(each, name) for each in reference]
+    if isinstance(reference, str) and not reference.startswith("data:"):
+        if reference.startswith("lmdb:"):
+            return {"lmdb": reference.removeprefix("lmdb:").strip(), "dir": name}
+        return {"path": reference, "dir": name}
+    if isinstance(reference, Mapping) and reference.get("bytes") is None:
+        return {**reference, "dir": name}
+    return reference
+
+
+def _renamed(entry: DataSetEntry, item: RawItem, index: int) -> RawItem:
     """Return an item with the columns and the turns that the meta file asks for."""
-    if not entry.columns and not entry.tags:
-        return item
     if not isinstance(item, Mapping):
         raise _bad(entry, index, f"is of type {type(item).__name__} and has no columns")
     if entry.columns:

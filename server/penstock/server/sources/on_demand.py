@@ -25,6 +25,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "hf": ("hf", "HfSource"),
     "hf_stream": ("hf_stream", "HfStreamSource"),
     "torch": ("torch_dataset", "TorchDatasetSource"),
+    "folder": ("folder", "FolderSource"),
     "items": ("item_list", "ItemsSource"),
 }
 """By `type:`, the module here and its class."""

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from penstock.server.core.refs import ItemRef, Rows, SampleRef
+from penstock.server.media.media_reference import read_reference
+from penstock.server.media.medium import HeldMedium
 from penstock.server.roles.batcher import SampleBatcher, facts_of
 from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.context import CollateContext, ProcessContext
-from penstock.server.roles.processor import RawItemProcessor
-from penstock.server.roles.samples import RawItem, Sample
+from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
+from penstock.server.roles.samples import RawItem, Sample, SampleSizes, ref_of
 from penstock.server.roles.source import IndexedSource, StreamSource
 from penstock.server.testing.compare import as_bytes, check_identity, holds
 from penstock.wire.errors import BadItem
@@ -117,7 +119,12 @@ def check_processor(processor: RawItemProcessor, items: Sequence[RawItem]) -> No
 
     The item alone decides the samples: whatever was processed before, by any copy of the role. The
     item is not changed. None comes with a reason, and `one_to_one` never filters. Samples are as
-    long after `for_lengths`. The identity can be hashed.
+    long after `for_lengths`. What `size` tells of counts is what samples count. The identity can be
+    hashed.
+
+    Args:
+        processor: The processor.
+        items: The items; those of a `MediaProcessor` hold the bytes of their media.
 
     Raises:
         AssertionError: A property does not hold; says which.
@@ -130,7 +137,11 @@ def check_processor(processor: RawItemProcessor, items: Sequence[RawItem]) -> No
 
 def _check_item(processor: RawItemProcessor, item: RawItem, other: RawItem, number: int) -> None:
     where = f"{type(processor).__name__}.process() of item {number}"
-    before, given, told = copy.deepcopy(item), copy.deepcopy(item), _item_context(number)
+    before, given, told = (
+        copy.deepcopy(item),
+        copy.deepcopy(item),
+        _context_of(processor, item, number),
+    )
     used = processor.clone()
     used.setup()
     first = used.process(given, told)
@@ -142,18 +153,24 @@ def _check_item(processor: RawItemProcessor, item: RawItem, other: RawItem, numb
     )
     if processor.one_to_one:
         holds(isinstance(first, dict), f"{where} gives {first!r}, and says one_to_one")
-    used.process(copy.deepcopy(other), _item_context(number + 1))
+    used.process(copy.deepcopy(other), _context_of(processor, other, number + 1))
     sent: RawItemProcessor = pickle.loads(pickle.dumps(processor))
     copies = {"a second time": used, "by a clone": processor.clone(), "by a pickled copy": sent}
     for how, copied in copies.items():
         if copied is not used:
             copied.setup()
-        told = _item_context(number)
+        told = _context_of(processor, before, number)
         again = as_bytes(copied.process(copy.deepcopy(before), told))
         holds((again, told.skipped) == kept, f"{where} gives other samples {how}: it is not pure")
     samples = [first] if isinstance(first, dict) else list(first or ())
+    if processor.measures and samples and (sizes := _sizes(processor, before)) is not None:
+        holds(
+            tuple(sizes.counts) == tuple(processor.counts(samples[0])),
+            f"{where} gives a sample that counts {tuple(processor.counts(samples[0]))}, and size() "
+            f"said {tuple(sizes.counts)} of {tuple(processor.measures)}",
+        )
     for key in sorted({key for sample in samples for key in sample}):
-        counting, told = processor.clone().for_lengths(key), _item_context(number)
+        counting, told = processor.clone().for_lengths(key), _context_of(processor, before, number)
         counting.setup()
         found = counting.process(copy.deepcopy(before), told)
         counted = [found] if isinstance(found, dict) else list(found or ())
@@ -174,14 +191,37 @@ def _length(value: Any) -> int | None:
         return None
 
 
-def _item_context(number: int) -> ProcessContext:
-    return ProcessContext(ItemRef("main", number, 0), seed=7)
+def _context_of(processor: RawItemProcessor, item: RawItem, number: int) -> ProcessContext:
+    """Return what an item is processed with: its media, too, which it must hold."""
+    return ProcessContext(ItemRef("main", number, 0), seed=7, media=_media(processor, item))
+
+
+def _media(processor: RawItemProcessor, item: RawItem) -> list[HeldMedium]:
+    if not isinstance(processor, MediaProcessor):
+        return []
+    media = [read_reference(each, n) for n, each in enumerate(processor.references(item))]
+    held = [medium for medium in media if isinstance(medium, HeldMedium)]
+    holds(
+        len(held) == len(media),
+        f"{type(processor).__name__} gets its media from files here: give items that hold bytes",
+    )
+    return held
+
+
+def _sizes(processor: RawItemProcessor, item: RawItem) -> SampleSizes | None:
+    if isinstance(processor, MediaProcessor):
+        found = processor.size(item, _media(processor, item))
+    else:
+        found = processor.size(item)
+    return found if isinstance(found, SampleSizes) else None
 
 
 # --- batchers ---
 
 
-def check_batcher(batcher: SampleBatcher, samples: Sequence[tuple[int, Sample]]) -> None:
+def check_batcher(
+    batcher: SampleBatcher, samples: Sequence[tuple[int | SampleSizes, Sample]]
+) -> None:
     """Test a batcher, with samples of your sizes.
 
     Nothing is lost or repeated: after every sample each one is in a group, pending or counted as
@@ -191,14 +231,15 @@ def check_batcher(batcher: SampleBatcher, samples: Sequence[tuple[int, Sample]])
 
     Args:
         batcher: The batcher.
-        samples: The size of each sample and its content, which is given to it if it
-            `needs_content`.
+        samples: The size of each sample, with its counts if it has some, and its content, which is
+            given to it if it `needs_content`. Without a job the counts are those of `limits`, in
+            order.
 
     Raises:
         AssertionError: A property does not hold; says which.
     """
     name = type(batcher).__name__
-    refs = [SampleRef(ItemRef("main", n, 0), size=size) for n, (size, _) in enumerate(samples)]
+    refs = [ref_of(ItemRef("main", n, 0), size) for n, (size, _) in enumerate(samples)]
     content = {ref: sample for ref, (_, sample) in zip(refs, samples, strict=True)}
     truth = tell(batcher.clone(), refs, content)
     holds(tell(batcher.clone(), refs, content) == truth, f"{name} gives other groups each time")
@@ -313,6 +354,11 @@ def check_facts(
             limit is None or len(row) == 1 or sum(ref.size for ref in row) <= limit,
             f"{name} has a row above its row_limit of {limit}: {row}",
         )
+        for place, most in facts.row_counts:
+            holds(
+                len(row) == 1 or sum(ref.counts[place] for ref in row) <= most,
+                f"{name} has a row that counts more than {most}: {row}",
+            )
 
 
 def _check_conserved(

@@ -26,6 +26,7 @@ LIBRARIES = {
     "cv2": "opencv-python-headless",
     "torchvision": "torchvision",
     "albumentations": "albumentations",
+    "soundfile": "soundfile",
 }
 """Modules that decide bytes where they are imported, and the packages that bring them."""
 
@@ -42,8 +43,9 @@ def in_use() -> dict[str, str]:
     for module, package in LIBRARIES.items():
         if module in sys.modules:
             found[package] = _version(package, module)
-            if module in _TURBOS:
-                found[f"libjpeg-turbo of {package}"] = _TURBOS[module]()
+            if module in _DECODERS:
+                library, of = _DECODERS[module]
+                found[f"{library} of {package}"] = of()
     return found
 
 
@@ -62,11 +64,16 @@ def _turbo_of_simplejpeg() -> str:
     return found[1].decode() if found else "unknown"
 
 
-_TURBOS: dict[str, Callable[[], str]] = {
-    "PIL": _turbo_of_pillow,
-    "simplejpeg": _turbo_of_simplejpeg,
+def _libsndfile() -> str:
+    return str(sys.modules["soundfile"].__libsndfile_version__)
+
+
+_DECODERS: dict[str, tuple[str, Callable[[], str]]] = {
+    "PIL": ("libjpeg-turbo", _turbo_of_pillow),
+    "simplejpeg": ("libjpeg-turbo", _turbo_of_simplejpeg),
+    "soundfile": ("libsndfile", _libsndfile),
 }
-"""Modules with a libjpeg-turbo of their own, which decides their pixels."""
+"""Modules with a library of their own that decides their pixels or points."""
 
 
 def processor_class() -> str:

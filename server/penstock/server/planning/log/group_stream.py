@@ -149,6 +149,7 @@ class GroupStream:
             found = pack(
                 self._roles.batcher,
                 samples.sizes,
+                samples.measured,
                 self._seed,
                 f"window {number} {self._purpose}",
                 by_length=self._plan.group_by_length,

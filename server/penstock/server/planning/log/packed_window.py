@@ -69,7 +69,13 @@ class PackedWindow:
 
 
 def pack(
-    batcher: SampleBatcher, sizes: Integers, seed: int | None, purpose: str, *, by_length: bool
+    batcher: SampleBatcher,
+    sizes: Integers,
+    counts: Integers | None,
+    seed: int | None,
+    purpose: str,
+    *,
+    by_length: bool,
 ) -> PackedWindow:
     """Return a window, packed as a job's batcher says.
 
@@ -79,6 +85,7 @@ def pack(
     Args:
         batcher: The job's batcher; it is not changed.
         sizes: int64 (n,): the size of each sample.
+        counts: int64 (n, measures): what each counts; None = nothing.
         seed: Rows come in an order that it decides; None = in that of their oldest samples.
         purpose: Keeps the orders of several windows apart.
         by_length: Put samples of like sizes into one batch.
@@ -89,11 +96,12 @@ def pack(
     """
     if by_length:
         order = np.argsort(-sizes, kind="stable")
-        found = pack(batcher, sizes[order], None, purpose, by_length=False)
+        counts = None if counts is None else counts[order]
+        found = pack(batcher, sizes[order], counts, None, purpose, by_length=False)
         return replace(found, slots=order[found.slots])
     if isinstance(batcher, PacksWindows) and not batcher.is_of_user():
-        return _at_once(batcher, sizes, seed, purpose)
-    return _one_by_one(batcher, sizes)
+        return _at_once(batcher, sizes, counts, seed, purpose)
+    return _one_by_one(batcher, sizes, counts)
 
 
 class Outline(NamedTuple):
@@ -148,10 +156,14 @@ def measures(packed: PackedWindow) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def _at_once(
-    batcher: SampleBatcher, sizes: Integers, seed: int | None, purpose: str
+    batcher: SampleBatcher,
+    sizes: Integers,
+    counts: Integers | None,
+    seed: int | None,
+    purpose: str,
 ) -> PackedWindow:
     working = batcher.clone()
-    pieces, bounds, per_batch, in_order = working.pack_window(sizes)
+    pieces, bounds, per_batch, in_order = working.pack_window(sizes, counts)
     bounds = _whole_batches(bounds, per_batch)
     rows = len(bounds) - 1
     if seed is not None and not in_order:
@@ -209,13 +221,15 @@ def _reordered(bounds: Integers, order: Integers) -> tuple[Integers, Integers]:
     return places, ends
 
 
-def _one_by_one(batcher: SampleBatcher, sizes: Integers) -> PackedWindow:
+def _one_by_one(batcher: SampleBatcher, sizes: Integers, counts: Integers | None) -> PackedWindow:
     working = batcher.clone()
     found: list[Rows] = []
     looks = batcher.needs_sizes  # else they are 0 for it, as in a lane that is not planned
-    for slot, size in enumerate(sizes.tolist()):
+    beside = [()] * len(sizes) if counts is None or not looks else map(tuple, counts.tolist())
+    for slot, (size, of_it) in enumerate(zip(sizes.tolist(), beside, strict=True)):
+        ref = SampleRef(ItemRef("", slot, 0), 0, size if looks else 0, None, of_it)
         try:
-            found += working.add(SampleRef(ItemRef("", slot, 0), 0, size if looks else 0))
+            found += working.add(ref)
         except BadItem as error:
             raise _refused(slot, error.reason or error.message) from error
         except PenstockError:
@@ -223,7 +237,6 @@ def _one_by_one(batcher: SampleBatcher, sizes: Integers) -> PackedWindow:
         except BaseException as raised:
             raise failing(batcher, "add", as_exception(raised)) from raised
     found += asked(working, "flush")
-    counts = Counter(all_counts({}, working))
     refs = [ref for batch in found for row in batch for ref in row]
     spans = [ref.span for ref in refs]
     is_split = any(span is not None for span in spans)
@@ -240,7 +253,7 @@ def _one_by_one(batcher: SampleBatcher, sizes: Integers) -> PackedWindow:
         _array([ref.size for ref in refs]) if looks or is_split else sizes[slots],
         rows,
         batches,
-        +counts,
+        +Counter(all_counts({}, working)),
         shared=shared,
         chains=None if shared is None else chains_of(shared, sizes),
     )

@@ -134,20 +134,25 @@ class BestFitPackingBatcher(RowPackingBatcher):
         first = pool.pop(arrival)
         del sizes[bisect_left(sizes, (first.size, -arrival))]
         row, present = [first], {sample_key(first)}
+        limits = self._penstock_limits
+        used = [] if limits is None else limits.used(row)
         room = self.max_tokens - first.size
         index = bisect_right(sizes, (room, 0)) - 1
         while index >= 0:
             size, age = sizes[index]
             ref = pool[-age]
             key = sample_key(ref)
-            if key in present:
-                # Not twice in a row: look at the next smaller one, but keep this for another row.
+            if key in present or (limits is not None and not limits.fits(used, ref.counts)):
+                # Not twice in a row, nor above a limit: look at the next smaller one, and keep this
+                # for another row.
                 index -= 1
                 continue
             del pool[-age], sizes[index]
             row.append(ref)
             room -= size
             present.add(key)
+            if limits is not None:
+                limits.add(used, ref.counts)
             index = bisect_right(sizes, (room, 0), 0, index) - 1
         self._tokens -= self.max_tokens - room
         self._finish(row)

@@ -65,8 +65,11 @@ class OpenRowsBatcher(RowPackingBatcher):
 
     def _takes(self, number: int, ref: SampleRef) -> bool:
         """Tell whether a sample fits into a row, and no sample of its item is there."""
-        return self._rooms[number] >= ref.size and all(
-            sample_key(other) != sample_key(ref) for other in self._open[number]
+        row, limits = self._open[number], self._penstock_limits
+        return (
+            self._rooms[number] >= ref.size
+            and all(sample_key(other) != sample_key(ref) for other in row)
+            and (limits is None or limits.fits(limits.used(row), ref.counts))
         )
 
     def _place(self, ref: SampleRef) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, replace
 from math import inf
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
@@ -13,18 +13,61 @@ import numpy.typing as npt
 
 from penstock.server.core.refs import Row, Rows, SampleRef, Span
 from penstock.server.roles.batcher import BatcherFacts, SampleBatcher
+from penstock.server.roles.batchers.limits import CountLimits, Limits
 from penstock.server.roles.parameters import AtLeast, OneOf, declared
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadItem, InvalidJob
 
+TOKENS = "tokens"
+"""The measure that is cut with a sample."""
+
 OVERLONG = ("split", "truncate", "drop", "alone", "error")
 
 Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 SizesT = TypeVar("SizesT", int, Integers)
 
 
+class LimitedBatcher(SampleBatcher):
+    """A batcher that knows the names of what samples count, and may have limits for some of it.
+
+    A subclass declares `limits` where its rows may have some, and has `_counts`.
+    """
+
+    limits: Mapping[str, int] | None = None
+    _counts: dict[str, int]
+    _penstock_limits: Limits | None = None
+
+    def take_measures(self, measures: Sequence[str]) -> None:
+        """Take the names of what samples count: of its own accord it knows those of `limits`.
+
+        Raises:
+            InvalidJob: A limit is of no measure.
+        """
+        super().take_measures(measures)
+        if self.limits is not None:
+            self._penstock_limits = Limits(self.limits, measures)
+
+    def _counts_media(self, counts: Sequence[int]) -> bool:
+        """Tell whether a sample has more than tokens, which cannot be cut with them."""
+        return any(count for name, count in zip(self._names, counts, strict=True) if name != TOKENS)
+
+    @property
+    def _names(self) -> Sequence[str]:
+        """Return what samples count."""
+        if self._penstock_measures is not None:
+            return self._penstock_measures
+        return tuple(self.limits or ())
+
+    def _note_row(self, row: Row, size: int, capacity: int) -> None:
+        """Count a finished row by the limit of which it has the largest part, if that is one."""
+        limits = self._penstock_limits
+        if limits is not None and (name := limits.tightest(limits.used(row), size, capacity)):
+            self._counts[f"closed_by_{name}"] += 1
+
+
 @declared
-class PackingBatcher(SampleBatcher):
+class PackingBatcher(LimitedBatcher):
     """A batcher that looks at sizes, and counts what it does to samples that do not fit.
 
     A subclass names its reasons for dropping a sample, and its other counts.
@@ -45,6 +88,9 @@ class PackingBatcher(SampleBatcher):
             )
         self._dropped = dict.fromkeys(self.dropped_for, 0)
         self._counts = dict.fromkeys(self.counted, 0)
+        if self.limits is not None:
+            self._counts |= dict.fromkeys(map("closed_by_{}".format, self.limits), 0)
+            self._penstock_limits = Limits(self.limits, tuple(self.limits))
 
     def size_of(self, sample: Sample) -> int:
         """Return the length of the sample's value `length_key`.
@@ -60,8 +106,13 @@ class PackingBatcher(SampleBatcher):
 
     def facts(self) -> BatcherFacts:
         """Return that sizes are lengths of `length_key`, unless a subclass has sizes of its own."""
-        keeps = self.keeps(PackingBatcher, "size_of")
-        return BatcherFacts(length_key=self.length_key if keeps else None)
+        keeps, limits = self.keeps(PackingBatcher, "size_of"), self._penstock_limits
+        return BatcherFacts(
+            length_key=self.length_key if keeps else None,
+            row_counts=()
+            if limits is None
+            else tuple(zip(limits.places, limits.most, strict=True)),
+        )
 
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out; every reason is there from the start."""
@@ -94,6 +145,7 @@ class RowPackingBatcher(PackingBatcher):
         max_tokens: The most tokens of a row.
         rows: How many rows a batch has.
         overlong: What becomes of a sample longer than `max_tokens`: one of `OVERLONG`.
+        limits: What a row may count beside tokens, by measure.
         length_key: The value of a sample whose length is its size.
     """
 
@@ -104,9 +156,12 @@ class RowPackingBatcher(PackingBatcher):
     _: KW_ONLY
     rows: Annotated[int, AtLeast(1, "the rows of a batch")] = 1
     overlong: Annotated[str, OneOf(OVERLONG)] = "split"
+    limits: Annotated[Mapping[str, int] | None, CountLimits()] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.overlong not in ("alone", "error"):
+            self._dropped |= dict.fromkeys(map("overlong_{}".format, self.limits or ()), 0)
         if self.overlong == "alone":
             self._counts["overlong_alone"] = 0
         self._most_shared = self.max_tokens - 1
@@ -122,13 +177,16 @@ class RowPackingBatcher(PackingBatcher):
         """Take one sample; return the batches that the rows that it finished have completed.
 
         Raises:
-            BadItem: The sample is longer than a row and `overlong` is `error`. Nothing was taken.
+            BadItem: The sample is longer than a row, or above a limit, and `overlong` is `error`.
+                Nothing was taken.
         """
-        size = ref.size
-        if 0 < size <= self._most_shared:
-            self._place(ref)
-        elif not size:
+        size, limits = ref.size, self._penstock_limits
+        if not size:
             self._dropped["empty"] += 1
+        elif limits is not None and (name := limits.over(ref.counts)) is not None:
+            self._take_above(ref, name, limits)
+        elif size <= self._most_shared:
+            self._place(ref)
         elif size <= self.max_tokens:
             self._pass([ref])
         else:
@@ -138,10 +196,13 @@ class RowPackingBatcher(PackingBatcher):
 
     def facts(self) -> BatcherFacts:
         """Return what `overlong` decides, and that a row may be filled to `max_tokens`."""
-        leaves_out = self.overlong in ("drop", "error")
+        # What counts more than tokens is never cut.
+        leaves_out = self.overlong in ("drop", "error") or (
+            self.overlong != "alone" and bool(self._penstock_measures)
+        )
         return replace(
             super().facts(),
-            sizes_kept=(1, self.max_tokens if leaves_out else inf),
+            sizes_kept=None if self.limits else (1, self.max_tokens if leaves_out else inf),
             may_split=self.overlong == "split",
             may_refuse=self.overlong == "error",
             row_limit=self.max_tokens,
@@ -172,15 +233,30 @@ class RowPackingBatcher(PackingBatcher):
         """Finish rows of all that is held: the lane is over."""
 
     def _finish(self, row: Row) -> None:
+        if self._penstock_limits is not None:
+            self._note_row(row, sum(ref.size for ref in row), self.max_tokens)
         self._finished.append(row)
 
     def _pass(self, row: Row) -> None:
         """Finish a row that is one sample, or a piece of one, and passes by what is held."""
         self._finish(row)
 
+    def _take_above(self, ref: SampleRef, name: str, limits: Limits) -> None:
+        """Take a sample that is above a limit by itself: no cut makes it fit."""
+        if self.overlong == "error":
+            raise limits.too_many(name, ref.counts, list(ref.item), f"{ref.item}: ")
+        if self.overlong == "alone":
+            self._counts["overlong_alone"] += 1
+            self._pass([ref])
+        else:
+            self._dropped[f"overlong_{name}"] += 1
+
     def _take_overlong(self, ref: SampleRef) -> None:
         if self.overlong == "error":
             raise too_long(ref.size, self.max_tokens, list(ref.item), f"{ref.item}: ")
+        if self.overlong != "alone" and self._counts_media(ref.counts):
+            self._dropped["overlong"] += 1
+            return
         kept = self._kept(ref.size, 1)
         if self.overlong == "alone":
             self._pass([ref])
@@ -269,13 +345,14 @@ class PacksWindows(ABC):
     """A batcher that packs a whole window of a planned job by array code."""
 
     @abstractmethod
-    def pack_window(self, sizes: Integers) -> WindowRows:
+    def pack_window(self, sizes: Integers, counts: Integers | None = None) -> WindowRows:
         """Return the rows of a window, on its own: what `add` was given before does not matter.
 
         What is left out or cut is counted, as `add` and `flush` do.
 
         Args:
             sizes: int64 (n,): the size of each sample.
+            counts: int64 (n, measures): what each counts; None = nothing.
 
         Raises:
             BadItem: A sample is refused; `item` is its number.
@@ -314,14 +391,18 @@ def cut_batches(finished: list[Row], rows: int, least: int) -> list[Rows]:
 
 
 def piece(ref: SampleRef, start: int, stop: int) -> SampleRef:
-    """Return the piece `[start, stop)` of what a ref means, which may be a piece itself."""
+    """Return the piece `[start, stop)` of what a ref means, which may be a piece itself.
+
+    Its beginning has all of its counts.
+    """
     origin = ref.span.start if ref.span else 0
-    return ref._replace(size=stop - start, span=Span(origin + start, origin + stop))
+    counts = tuple(0 for _ in ref.counts) if start else ref.counts
+    return SampleRef(ref.item, ref.part, stop - start, Span(origin + start, origin + stop), counts)
 
 
 def sample_key(ref: SampleRef) -> tuple[str, int, int]:
     """Return what identifies a sample, whatever its epoch and its piece."""
-    item, part, _, _ = ref  # the fastest way to three of its fields
+    item, part, _, _, _ = ref  # the fastest way to three of its fields
     return item[0], item[1], part
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, replace
 from typing import Annotated, ClassVar
 
 from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.packing.pool import STRATEGIES, choose
 from penstock.server.roles.batcher import BatcherFacts
+from penstock.server.roles.batchers.limits import CountLimits
 from penstock.server.roles.batchers.packer import PackingBatcher, sample_key
 from penstock.server.roles.parameters import AtLeast, OneOf, TrueOrFalse, declared
 from penstock.server.roles.samples import Sample
@@ -60,6 +61,8 @@ class PoolPackingBatcher(PackingBatcher):
     long_threshold: Annotated[int, AtLeast(1, "the size from which a sample stays alone")] = 6400
     batching_strategy: Annotated[str, OneOf(STRATEGIES)] = "prefer_closest"
     apply_long_sample_halving: Annotated[bool, TrueOrFalse()] = True
+    _: KW_ONLY
+    limits: Annotated[Mapping[str, int] | None, CountLimits()] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,6 +105,7 @@ class PoolPackingBatcher(PackingBatcher):
         return batches
 
     def _take(self) -> Rows:
+        limits = self._penstock_limits
         indices = choose(
             [ref.size for ref, _ in self._pool],
             [kind for _, kind in self._pool],
@@ -111,7 +115,13 @@ class PoolPackingBatcher(PackingBatcher):
             strategy=self.batching_strategy,
             halve_long=self.apply_long_sample_halving,
             keys=[sample_key(ref) for ref, _ in self._pool],
+            counts=None if limits is None else [limits.used([ref]) for ref, _ in self._pool],
+            most=() if limits is None else limits.most,
         )
+        if limits is not None:
+            refs = [self._pool[index][0] for index in indices]
+            cost = max(ref.size for ref in refs) * len(refs)
+            self._note_row(refs, cost, self.max_tokens)
         batch = [[self._pool[index][0]] for index in indices]
         for index in sorted(indices, reverse=True):
             del self._pool[index]

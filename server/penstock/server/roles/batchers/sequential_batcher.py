@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, replace
 from math import inf
 from typing import Annotated, ClassVar
 
 from penstock.server.core.refs import Row, Rows, SampleRef
 from penstock.server.roles.batcher import BatcherFacts
+from penstock.server.roles.batchers.limits import CountLimits
 from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, holds_item
 from penstock.server.roles.parameters import AtLeast, declared
-from penstock.server.roles.samples import Sample
+from penstock.server.roles.samples import MAX_SIZE, Sample
 from penstock.wire.errors import InvalidJob
 
 
@@ -59,9 +60,12 @@ class SequentialPackingBatcher(PackingBatcher):
     max_samples_per_batch: Annotated[int | None, AtLeast(1, "the samples of a row")] = None
     lookahead_limit: Annotated[int, AtLeast(0, "the samples that may be set aside")] = 10
     rows: Annotated[int, AtLeast(1, "the rows of a batch")] = 1
+    _: KW_ONLY
+    limits: Annotated[Mapping[str, int] | None, CountLimits()] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._dropped |= dict.fromkeys(map("overlong_{}".format, self.limits or ()), 0)
         if (self.max_sequence_length is None) == (self.max_samples_per_batch is None):
             raise InvalidJob(
                 f"max_sequence_length is {self.max_sequence_length} and max_samples_per_batch is "
@@ -77,7 +81,7 @@ class SequentialPackingBatcher(PackingBatcher):
     @property
     def needs_sizes(self) -> bool:
         """Tell whether rows have a limit in tokens, or a subclass may look at sizes."""
-        return self.max_samples_per_batch is None or self.is_of_user()
+        return self.max_samples_per_batch is None or bool(self.limits) or self.is_of_user()
 
     def facts(self) -> BatcherFacts:
         """Return what is left out and how full a row may be; how many are in it, if that is set."""
@@ -85,17 +89,21 @@ class SequentialPackingBatcher(PackingBatcher):
         of_row = count if self.lookahead_limit or count is None else 1
         return replace(
             super().facts(),
-            sizes_kept=(0, inf) if budget is None else (1, budget - 1),
+            sizes_kept=None if self.limits else (0, inf) if budget is None else (1, budget - 1),
             may_split=False,
             may_refuse=False,
-            samples_of_batch=None if of_row is None else of_row * self.rows,
-            row_limit=None if budget is None else budget - 1,
+            samples_of_batch=None if of_row is None or self.limits else of_row * self.rows,
+            row_limit=(MAX_SIZE if self.limits else None) if budget is None else budget - 1,
         )
 
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Take one sample; return the batches that the rows that it finished have completed."""
-        budget = self.max_sequence_length
-        if budget is None or 0 < ref.size < budget:
+        budget, limits = self.max_sequence_length, self._penstock_limits
+        above = None if limits is None else limits.over(ref.counts)
+        if above is not None and (ref.size or budget is None):
+            self._dropped[f"overlong_{above}"] += 1
+            self._offer(deque([None]))
+        elif budget is None or 0 < ref.size < budget:
             self._offer(deque([ref]))
         elif ref.size == 0:
             self._dropped["empty"] += 1
@@ -135,12 +143,17 @@ class SequentialPackingBatcher(PackingBatcher):
                 self._finish()
 
     def _fits(self, ref: SampleRef) -> bool:
-        budget = self.max_sequence_length
+        budget, limits = self.max_sequence_length, self._penstock_limits
+        if limits is not None and not limits.fits(limits.used(self._row), ref.counts):
+            return False
         if budget is None:
             return True
-        fits = self._total + ref.size < budget
-        return fits and not holds_item(self._row, ref)
+        return self._total + ref.size < budget and not holds_item(self._row, ref)
 
     def _finish(self) -> None:
+        if self.max_samples_per_batch is None:
+            self._note_row(self._row, self._total, (self.max_sequence_length or 1) - 1)
+        else:
+            self._note_row(self._row, len(self._row), self.max_samples_per_batch)
         self._finished.append(self._row)
         self._row, self._total, self._skipped = [], 0, []

@@ -75,7 +75,7 @@ class SimpleBatcher(SampleBatcher, PacksWindows):
         """Return `tail`: samples left out at the end of the lane."""
         return {"tail": self._tail}
 
-    def pack_window(self, sizes: Integers) -> WindowRows:
+    def pack_window(self, sizes: Integers, counts: Integers | None = None) -> WindowRows:
         """Return rows of one sample each."""
         kept = len(sizes) - len(sizes) % self.batch_size if self.drop_last else len(sizes)
         self._tail += len(sizes) - kept

@@ -13,9 +13,12 @@ from penstock.server import packing
 from penstock.server.core.refs import Row, SampleRef
 from penstock.server.packing.lengths import Histogram, Lengths
 from penstock.server.packing.packs import Packs
+from penstock.server.packing.vectors import Counts
 from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers.packer import (
     OVERLONG,
+    TOKENS,
+    Flags,
     Integers,
     PacksWindows,
     Pieces,
@@ -83,8 +86,16 @@ class WindowsBatcher(RowPackingBatcher):
         self._tokens = sum(ref.size for ref in self._collected)
 
     @abstractmethod
-    def pack(self, sizes: Lengths) -> Sequence[Sequence[int]]:
-        """Return packs of indices: each index once, or not at all where it is counted."""
+    def pack(
+        self, sizes: Lengths, counts: Counts | None, most: Sequence[int]
+    ) -> Sequence[Sequence[int]]:
+        """Return packs of indices: each index once, or not at all where it is counted.
+
+        Args:
+            sizes: The size of each sample.
+            counts: What it counts of each limit; None = there is no limit.
+            most: The limits.
+        """
 
     def _place(self, ref: SampleRef) -> None:
         if sample_key(ref) in self._keys:
@@ -107,7 +118,10 @@ class WindowsBatcher(RowPackingBatcher):
 
     def _pack_window(self) -> None:
         self._release(self._rows_of_window)
-        packs = self.pack([ref.size for ref in self._collected])
+        limits, refs = self._penstock_limits, self._collected
+        counts = None if limits is None else [limits.used([ref]) for ref in refs]
+        most = () if limits is None else limits.most
+        packs = self.pack([ref.size for ref in refs], counts, most)
         self._packed = [
             [self._collected[index] for index in pack] for pack in sorted(packs, key=min)
         ]
@@ -129,26 +143,46 @@ class ArrayWindowsBatcher(WindowsBatcher, PacksWindows):
     """Packs windows by array code: those of a lane, and those of a planned job."""
 
     @abstractmethod
-    def pack(self, sizes: Lengths) -> Packs:
+    def pack(self, sizes: Lengths, counts: Counts | None, most: Sequence[int]) -> Packs:
         """Return packs of indices: each index once, or not at all where it is counted."""
 
     @abstractmethod
     def count(self, histogram: Histogram) -> int:
         """Return how many packs `pack` makes of a window with so many samples of each size."""
 
-    def pack_window(self, sizes: Integers) -> WindowRows:
+    def pack_window(self, sizes: Integers, counts: Integers | None = None) -> WindowRows:
         """Return the packs of a window, then what fills a row alone."""
-        pieces = self.pieces(sizes)
-        shares = pieces.sizes <= self._most_shared
+        limits = self._penstock_limits
+        pieces, is_above = self.pieces(sizes, counts)
+        shares = (pieces.sizes <= self._most_shared) & ~is_above[pieces.slots]
         placed, singles = np.flatnonzero(shares), np.flatnonzero(~shares)
-        packs = self.pack(pieces.sizes[placed])
+        if limits is None or counts is None:
+            packs = self.pack(pieces.sizes[placed], None, ())
+            limited = None
+        else:
+            begins = pieces.starts[:, np.newaxis] <= 0
+            limited = counts[:, limits.places][pieces.slots] * begins
+            packs = self.pack(pieces.sizes[placed], limited[placed], limits.most)
         order = np.concatenate([placed[packs.indices], singles])
         bounds = np.concatenate([packs.bounds, packs.bounds[-1] + 1 + np.arange(len(singles))])
+        if limited is not None:
+            self._note_rows(pieces.sizes[order], limited[order], bounds)
         return WindowRows(Pieces(*(values[order] for values in pieces)), bounds, self.rows)
+
+    def _note_rows(self, sizes: Integers, counts: Integers, bounds: Integers) -> None:
+        """Count rows by the limit of which they have the largest part, as `_note_row` does."""
+        limits = self._penstock_limits
+        assert limits is not None
+        if len(bounds) == 1:
+            return
+        used = np.add.reduceat(counts, bounds[:-1]).tolist()
+        for size, of_row in zip(np.add.reduceat(sizes, bounds[:-1]).tolist(), used, strict=True):
+            if name := limits.tightest(of_row, size, self.max_tokens):
+                self._counts[f"closed_by_{name}"] += 1
 
     def count_batches(self, sizes: Integers) -> int | None:
         """Return what the number of packs makes; None where sizes are too large to count them."""
-        pieces = self.pieces(sizes)
+        pieces, _ = self.pieces(sizes, None)
         shares = pieces.sizes <= self._most_shared
         placed = pieces.sizes[shares]
         if placed.max(initial=0) >= MOST_COUNTED:
@@ -156,23 +190,58 @@ class ArrayWindowsBatcher(WindowsBatcher, PacksWindows):
         rows = self.count(np.bincount(placed)) + int(np.count_nonzero(~shares))
         return -(-rows // self.rows)
 
-    def pieces(self, sizes: Integers) -> Pieces:
+    def pieces(self, sizes: Integers, counts: Integers | None) -> tuple[Pieces, Flags]:
         """Return what of many samples is packed, each as `add` takes it; the others are counted.
 
         Args:
             sizes: int64 (n,): the size of each.
+            counts: int64 (n, measures): what each counts; None = nothing.
+
+        Returns:
+            The pieces; and bool (n,): which samples are above a limit by themselves.
 
         Raises:
-            BadItem: One is longer than a row and `overlong` is `error`; `item` is its number.
+            BadItem: One is longer than a row, or above a limit, and `overlong` is `error`; `item`
+                is its number.
         """
+        is_above = self._above(sizes, counts)
         self._dropped["empty"] += int(np.count_nonzero(sizes == 0))
-        slots = np.flatnonzero((sizes > 0) & (sizes <= self.max_tokens))
+        is_whole = np.where(is_above, self.overlong == "alone", sizes <= self.max_tokens)
+        slots = np.flatnonzero((sizes > 0) & is_whole)
         starts = stops = np.full(len(slots), -1, np.int64)
-        long = np.flatnonzero(sizes > self.max_tokens)
+        is_long: Flags = (sizes > self.max_tokens) & ~is_above
+        if counts is not None and is_long.any() and self.overlong in ("split", "truncate"):
+            media = [place for place, name in enumerate(self._names) if name != TOKENS]
+            whole: Flags = is_long & counts[:, media].any(axis=1)
+            self._dropped["overlong"] += int(np.count_nonzero(whole))
+            is_long = is_long & ~whole
+        long = np.flatnonzero(is_long)
         if len(long):
             every = zip((slots, starts, stops), self._cut(long, sizes[long]), strict=True)
             slots, starts, stops = map(np.concatenate, every)
-        return Pieces(slots, starts, stops, np.where(starts < 0, sizes[slots], stops - starts))
+        found = np.where(starts < 0, sizes[slots], stops - starts)
+        return Pieces(slots, starts, stops, found), is_above
+
+    def _above(self, sizes: Integers, counts: Integers | None) -> Flags:
+        """Return which samples are above a limit by themselves, counted as `overlong` says."""
+        limits = self._penstock_limits
+        if limits is None or counts is None:
+            return np.zeros(len(sizes), np.bool_)
+        limited = (counts[:, limits.places] > limits.most) & (sizes > 0)[:, np.newaxis]
+        found = np.asarray(limited.any(axis=1))
+        first = limited[found].argmax(axis=1)  # the first limit that each is above
+        if self.overlong == "error" and len(first):
+            slot = int(np.flatnonzero(found)[0])
+            if (sizes[:slot] <= self.max_tokens).all():  # else that one comes before
+                name = limits.names[int(first[0])]
+                raise limits.too_many(name, counts[slot].tolist(), slot)
+        if self.overlong == "alone":
+            self._counts["overlong_alone"] += len(first)
+        elif self.overlong != "error":
+            for number, many in enumerate(np.bincount(first, minlength=len(limits.names)).tolist()):
+                if many:
+                    self._dropped[f"overlong_{limits.names[number]}"] += many
+        return found
 
 
 class PartOfARow:
@@ -267,9 +336,9 @@ class KnapsackPackingBatcher(ArrayWindowsBatcher):
         packs = packing.count_knapsack(histogram, self._capacity)
         return packs if self.max_packs is None else min(packs, self.max_packs)
 
-    def pack(self, sizes: Lengths) -> Packs:
+    def pack(self, sizes: Lengths, counts: Counts | None, most: Sequence[int]) -> Packs:
         """Return the packs of a window; the samples beyond `max_packs` of them are counted."""
-        packs = packing.knapsack(sizes, self._capacity)
+        packs = packing.knapsack(sizes, self._capacity, counts, most)
         if self.max_packs is None:
             return packs
         bounds = packs.bounds[: self.max_packs + 1]
@@ -312,9 +381,9 @@ class BestFitDecreasingPackingBatcher(ArrayWindowsBatcher):
         """Return how many packs `pack` makes of a window with so many samples of each size."""
         return packing.count_best_fit_decreasing(histogram, self.max_tokens)
 
-    def pack(self, sizes: Lengths) -> Packs:
+    def pack(self, sizes: Lengths, counts: Counts | None, most: Sequence[int]) -> Packs:
         """Return the packs of a window."""
-        return packing.best_fit_decreasing(sizes, self.max_tokens)
+        return packing.best_fit_decreasing(sizes, self.max_tokens, counts, most)
 
 
 @declared
@@ -368,9 +437,12 @@ class WindowPackingBatcher(WindowsBatcher):
         found = super().facts()
         return found if self.sort else replace(found, most_held=self.window)
 
-    def pack(self, sizes: Lengths) -> Sequence[Sequence[int]]:
+    def pack(
+        self, sizes: Lengths, counts: Counts | None, most: Sequence[int]
+    ) -> Sequence[Sequence[int]]:
         """Return the packs of a window."""
-        return packing.window(sizes, self.max_tokens, self.window, sort=True)
+        budgets = self.max_tokens, self.window
+        return packing.window(sizes, *budgets, sort=True, counts=counts, most=most)
 
     def _place(self, ref: SampleRef) -> None:
         if self.sort:
@@ -391,9 +463,14 @@ class WindowPackingBatcher(WindowsBatcher):
         row: Row = []
         left: list[SampleRef] = []
         room, present = self.max_tokens, set[tuple[str, int, int]]()
+        limits = self._penstock_limits
+        used = [] if limits is None else limits.used(())
         for ref in self._collected:
-            if ref.size <= room and sample_key(ref) not in present:
+            fits = limits is None or limits.fits(used, ref.counts)
+            if fits and ref.size <= room and sample_key(ref) not in present:
                 row.append(ref)
+                if limits is not None:
+                    limits.add(used, ref.counts)
                 room -= ref.size
                 present.add(sample_key(ref))
             else:

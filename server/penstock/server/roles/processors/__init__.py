@@ -9,6 +9,7 @@
   and `parts_template.py`; what becomes of a picture is in `penstock.server.media.families`.
 * `tokenizer_file.py`: what these share.
 * `image.py`: pictures to pixels, with `picture_transform.py` (a user's pipeline of transforms).
+* `sound.py`: sound to arrays of points.
 * `function_processor.py`: a user's function.
 """
 
@@ -18,6 +19,7 @@ from penstock.server.roles.processors.conversation import ConversationProcessor
 from penstock.server.roles.processors.function_processor import FunctionProcessor
 from penstock.server.roles.processors.identity import IdentityProcessor
 from penstock.server.roles.processors.image import ImageProcessor
+from penstock.server.roles.processors.sound import SoundProcessor
 from penstock.server.roles.processors.tokenize import TokenizeProcessor
 
 BUILTIN_PROCESSORS: dict[str, type[RawItemProcessor]] = {
@@ -28,6 +30,7 @@ BUILTIN_PROCESSORS: dict[str, type[RawItemProcessor]] = {
         ChatProcessor,
         ConversationProcessor,
         ImageProcessor,
+        SoundProcessor,
     )
 }
 """What `type:` of a processor may name; `function:` in its place makes a `FunctionProcessor`."""
@@ -39,5 +42,6 @@ __all__ = [
     "FunctionProcessor",
     "IdentityProcessor",
     "ImageProcessor",
+    "SoundProcessor",
     "TokenizeProcessor",
 ]

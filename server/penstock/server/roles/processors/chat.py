@@ -14,6 +14,7 @@ from penstock.server.roles.parameters import (
     PATH,
     AtLeast,
     FilePath,
+    NamesByNames,
     OfType,
     OneOf,
     declared,
@@ -86,8 +87,12 @@ class ChatProcessor(RawItemProcessor):
     column: str | None = None
     chat_template: Annotated[FilePath | None, OfType(PATH, "a path")] = None
     template_args: Annotated[dict[str, Any] | None, OfType((Mapping,), "values by names")] = None
-    roles: dict[str, str] | None = None
-    tags: dict[str, str] | None = None
+    roles: Annotated[
+        dict[str, str] | None, NamesByNames("names by names, such as {observation: tool}")
+    ] = None
+    tags: Annotated[
+        dict[str, str] | None, NamesByNames("names by names, such as {role_tag: speaker}")
+    ] = None
     unknown_roles: Annotated[str, OneOf(("error", "skip"))] = "error"
     unmatched: Annotated[str, OneOf(UNMATCHED)] = "error"
     max_length: Annotated[int | None, AtLeast(1, "the tokens of a conversation")] = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from penstock.common.nearest import hint
 from penstock.server.roles.context import ProcessContext
-from penstock.server.roles.parameters import declared
+from penstock.server.roles.parameters import NamesByNames, declared
 from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.role import Role
 from penstock.server.roles.samples import RawItem, Sample
@@ -37,21 +37,15 @@ class IdentityProcessor(RawItemProcessor):
     uses_global_rng: ClassVar[bool] = False
     one_to_one: ClassVar[bool] = True
 
-    rename: Mapping[str, str] | None = None
+    rename: Annotated[
+        Mapping[str, str] | None,
+        NamesByNames("new names by old ones, such as {tokens: input_ids}", may_be_empty=False),
+    ] = None
 
     def __post_init__(self) -> None:
-        rename = self.rename
-        names = rename if isinstance(rename, Mapping) else {}
-        if rename is not None and (
-            not names or not all(isinstance(name, str) for pair in names.items() for name in pair)
-        ):
-            raise InvalidJob(
-                f"rename is {rename!r}: give new names by old ones, such as {{tokens: input_ids}}",
-                key="rename",
-            )
+        names = self.rename or {}
         if len(set(names.values())) < len(names):
-            raise InvalidJob(f"rename gives two values one name: {rename!r}", key="rename")
-        self.rename = None if rename is None else dict(names)
+            raise InvalidJob(f"rename gives two values one name: {names!r}", key="rename")
 
     def check_columns(self, columns: Mapping[str, str]) -> None:
         """Refuse items without a value that is renamed, or with one of the new name already.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from penstock.server.media.geometry import CROPS, NONE, RESIZES, Geometry, Layout, Size
-from penstock.server.media.image_header import ImageHeader, read_header
+from penstock.server.media.image_header import ImageHeader, parse_header, read_header
 from penstock.server.media.medium import Medium
 from penstock.server.media.picture import DECODERS, MAX_BYTES, MAX_PIXELS, Decoding
 from penstock.server.media.resize import FILTERS, KERNELS, load_kernel, resize
@@ -298,7 +298,8 @@ class ImageProcessor(MediaProcessor):
         """
         if self.pipeline is not None or not media:
             return None
-        header = self._header(media[0])
+        header = read_header(media[0])
+        self.decoding.check(header, media[0].name)
         height, width = self.geometry.result(Size(header.height, header.width), media[0].name)
         return SampleSizes(height * width, (height * width, 1))
 
@@ -317,11 +318,11 @@ class ImageProcessor(MediaProcessor):
             Exception: Whatever the transform raises.
         """
         medium = context.media[0]
-        header = self._header(medium)
-        layout = self.geometry.lay_out(
-            Size(header.height, header.width), medium.name, lambda: context.rng
-        )
-        pixels = self._laid_out(medium, header, layout)
+        data, name = medium.read(), medium.name
+        header = parse_header(data, name)
+        self.decoding.check(header, name)
+        layout = self.geometry.lay_out(Size(header.height, header.width), name, lambda: context.rng)
+        pixels = self._laid_out(data, header, layout, name)
         if self.pipeline is not None:
             pixels = self.pipeline.call(pixels, lambda: context.rng)
         sample: Sample = {KEY: self._in_order(pixels)}
@@ -331,17 +332,14 @@ class ImageProcessor(MediaProcessor):
             sample[column] = raw[column]
         return sample
 
-    def _header(self, medium: Medium) -> ImageHeader:
-        header = read_header(medium)
-        self.decoding.check(header, medium.name)
-        return header
-
-    def _laid_out(self, medium: Medium, header: ImageHeader, layout: Layout) -> np.ndarray:
+    def _laid_out(
+        self, data: bytes | memoryview, header: ImageHeader, layout: Layout, name: str
+    ) -> np.ndarray:
         """Return the pixels of a picture as it is laid out: uint8 (height, width, 3)."""
         picture, least = Size(header.height, header.width), None
         if self.scale != "full":
             least = layout.least(picture, int(self.scale))
-        pixels = self.decoding.decode(medium.read(), header, medium.name, least)
+        pixels = self.decoding.decode(data, header, name, least)
         top, left, height, width = layout.part_of(picture, Size(*pixels.shape[:2]))
         pixels = pixels[top : top + height, left : left + width]
         pixels = resize(pixels, layout.resized, self.kernel, self.filter)

@@ -39,16 +39,6 @@ class ConversationTurns:
     def __init__(
         self, roles: Mapping[str, str] | None, tags: Mapping[str, str] | None, unknown: str
     ) -> None:
-        for key, given in (("roles", roles), ("tags", tags)):
-            if given is not None and not (
-                isinstance(given, Mapping)
-                and all(isinstance(a, str) and isinstance(b, str) for a, b in given.items())
-            ):
-                raise InvalidJob(
-                    f"{key} is {given!r}: give names by names, such as "
-                    + ("{observation: tool}" if key == "roles" else "{role_tag: speaker}"),
-                    key=key,
-                )
         tags = dict(tags or {})
         for name in tags:
             if name not in TAGS:
