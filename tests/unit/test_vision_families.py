@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,50 @@ def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidJob, match=r"preprocessor_config\.json"):
         load_family(tmp_path, "qwen2_vl", None)
+
+
+ODD: list[Any] = [
+    *(None, 0, 1, -1, 14, 10**30, 1e308, 0.5, float("inf"), True, "", "14", [], [1], [1, 2, 3]),
+    *([0, 0, 0], [1, "a", 2], [1e-320] * 3, {}, {"height": 9, "width": 9}, {"content": 5}),
+    *({"shortest_edge": 5}, {"shortest_edge": 5, "longest_edge": 10**9}, {"a": None}, [[1]]),
+]
+OTHER_KEYS = (
+    *("image_token", "extra_special_tokens", "auto_map", "media_proc_cfg", "image_processor"),
+    *("size", "crop_size", "resample", "do_pad", "image_processor_type", "min_pixels"),
+    *("max_pixels", "max_patches", "image_seq_length", "rescale_factor", "temporal_patch_size"),
+)
+
+
+def test_files_of_any_content_make_a_family_or_one_sentence(tmp_path: Path) -> None:
+    """Nothing else fails, at load or with a picture, and nothing divides by zero."""
+    seed = random.randrange(1 << 30)
+    draw = random.Random(seed)
+    for kind in CLASSES:
+        write_vision_folder(tmp_path / kind, kind)
+    loaded = 0
+    for number in range(500):
+        kind = draw.choice(list(CLASSES))
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for file in (tmp_path / kind).glob("*_config.json"):
+            saved = json.loads(file.read_text())
+            for _ in range(draw.randint(0, 2)):
+                saved[draw.choice([*saved, *OTHER_KEYS])] = draw.choice(ODD)
+            (folder / file.name).write_text(json.dumps(saved))
+        try:
+            family = load_family(folder, draw.choice([None, "default", "llava"]), None)
+        except InvalidJob:
+            continue
+        loaded += 1
+        try:
+            size = family.size(64, 48)
+        except ValueError:
+            continue
+        if size.pixels < 1 << 20:
+            values = family.values(family.patches(np.zeros((48, 64, 3), np.uint8)))
+            assert np.isfinite(values).all(), (seed, number)
+            assert np.isfinite(family.norm()).all(), (seed, number)
+    assert loaded > 50
 
 
 # --- pixels that travel as bytes ---

@@ -113,6 +113,12 @@ class FixedFamily(Family):
                 f"as {{{name}: {{height: 336, width: 336}}}}",
                 key="settings",
             )
+        if sides["height"] * sides["width"] > MOST_RESIZED:
+            raise InvalidJob(
+                f"{name} of {self.class_name} (family {self.name}) is {dict(sides)}, which are "
+                f"more than {MOST_RESIZED:,} pixels: give settings a smaller one",
+                key="settings",
+            )
         return sides["height"], sides["width"]
 
     def _resized_to(self, height: int, width: int) -> tuple[int, int]:

@@ -94,7 +94,9 @@ def _found(folder: Path) -> tuple[dict[str, Any], str | None, str]:
                 more.get("image_token") if isinstance(more, Mapping) else None
             )
             if token is not None:
-                values["image_token"] = token["content"] if isinstance(token, Mapping) else token
+                values["image_token"] = (
+                    token.get("content") if isinstance(token, Mapping) else token
+                )
             continue
         nested = content.pop("image_processor", None)
         if isinstance(nested, Mapping):
@@ -158,6 +160,9 @@ def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
     kind = values.get("image_processor_type")
     if not (isinstance(kind, str) and kind.startswith("LlavaImageProcessor")):
         values.pop("do_pad", None)
+    for name in ("size", "crop_size"):
+        if isinstance(sides := values.get(name), Mapping):
+            values[name] = {key: each for key, each in sides.items() if each is not None}
     if "image_mean" in values:
         values.setdefault("do_center_crop", False)
     if isinstance(values.get("size"), int):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,65 +10,78 @@ from penstock.wire.errors import InvalidJob
 
 Settings = dict[str, Any]
 
+Check = tuple[Callable[[Any], bool], str]
+"""Whether a value makes sense, and which ones do."""
+
 RESAMPLINGS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Filters of Pillow, by the numbers that the files of processors have."""
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _positive(value: Any) -> bool:
-    return _whole(value) and value > 0
+def _whole(least: int, most: int) -> Check:
+    """Return the check of a whole number, and what it asks for."""
+    return (
+        lambda value: _is_whole(value) and least <= value <= most,
+        f"a whole number from {least} to {most:,}",
+    )
 
 
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
+def _number(value: Any, least: float, most: float) -> bool:
+    fits = isinstance(value, int | float) and not isinstance(value, bool)
+    return fits and least <= value <= most
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _channels(value: Any) -> bool:
-    return isinstance(value, Sequence) and len(value) == 3 and all(map(_number, value))
-
-
-def _deviations(value: Any) -> bool:
-    return _channels(value) and all(each > 0 for each in value)
+def _channels(value: Any, least: float) -> bool:
+    is_list = isinstance(value, Sequence) and len(value) == 3
+    return is_list and all(_number(each, least, 1000) for each in value)
 
 
 def _edges(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(map(_positive, value.values()))
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(_is_whole(each) and 1 <= each <= MOST_PIXELS for each in value.values())
+    )
 
 
-def _text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
+MOST_PIXELS = 1 << 28
+"""Of bounds on pixels, where more would be a mistake: 768 MiB of a picture."""
 
+_FLAG: Check = (lambda value: isinstance(value, bool), "true or false")
+_PIXELS = _whole(1, MOST_PIXELS)
 
-KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "image_token": (_text, "the text of a token"),
-    "image_mean": (_channels, "three numbers"),
-    "image_std": (_deviations, "three numbers above 0"),
-    "rescale_factor": (_number, "a number"),
-    "do_resize": (_flag, "true or false"),
-    "do_rescale": (_flag, "true or false"),
-    "do_normalize": (_flag, "true or false"),
-    "do_center_crop": (_flag, "true or false"),
-    "do_pad": (_flag, "true or false"),
-    "resample": (RESAMPLINGS.__contains__, "a filter of Pillow, by its number from 0 to 5"),
-    "patch_size": (_positive, "a whole number from 1"),
-    "merge_size": (_positive, "a whole number from 1"),
-    "temporal_patch_size": (_positive, "a whole number from 1"),
-    "max_patches": (_positive, "a whole number from 1"),
-    "max_side_patches": (_positive, "a whole number from 1"),
-    "min_pixels": (_positive, "a whole number from 1"),
-    "max_pixels": (_positive, "a whole number from 1"),
+KINDS: dict[str, Check] = {
+    "image_token": (lambda value: isinstance(value, str) and bool(value), "the text of a token"),
+    "image_mean": (lambda value: _channels(value, -1000), "three numbers, of red, green and blue"),
+    "image_std": (lambda value: _channels(value, 1e-6), "three numbers above 0"),
+    "rescale_factor": (lambda value: _number(value, 1e-6, 1000), "a number, such as 0.0039"),
+    "do_resize": _FLAG,
+    "do_rescale": _FLAG,
+    "do_normalize": _FLAG,
+    "do_center_crop": _FLAG,
+    "do_pad": _FLAG,
+    "resample": (
+        lambda value: _is_whole(value) and value in RESAMPLINGS,
+        "a filter of Pillow, by its number from 0 to 5",
+    ),
+    "patch_size": _whole(1, 1024),
+    "merge_size": _whole(1, 64),
+    "temporal_patch_size": _whole(1, 64),
+    "max_patches": _whole(1, 1 << 24),
+    "max_side_patches": _whole(1, 1 << 16),
+    "min_pixels": _PIXELS,
+    "max_pixels": _PIXELS,
     "size": (_edges, "sizes by names, such as {shortest_edge: 336}"),
     "crop_size": (_edges, "sizes by names, such as {height: 336, width: 336}"),
-    "image_seq_length": (_positive, "a whole number from 1"),
-    "num_additional_image_tokens": (_whole, "a whole number from 0"),
-    "vision_feature_select_strategy": (("default", "full").__contains__, "default or full"),
+    "image_seq_length": _whole(1, 1 << 20),
+    "num_additional_image_tokens": _whole(0, 1 << 20),
+    "vision_feature_select_strategy": (
+        lambda value: isinstance(value, str) and value in ("default", "full"),
+        "default or full",
+    ),
 }
 """Every setting: whether a value makes sense, and which do."""
 
