@@ -318,7 +318,7 @@ REMEDIES = {
     "keys": "raise ORDER_FORMAT in job.py: everything random is made of these",
     "log_id": "raise ORDER_FORMAT in job.py, for every job becomes another log",
     "batches": "raise `version` of the collator (or batcher), or ORDER_FORMAT where all changed",
-    "sounds": "raise `version` of the processor, or RESAMPLER_VERSION where only other rates changed",
+    "sounds": "raise `version` of the processor, or RESAMPLER_VERSION, for other rates",
     "snapshots": "raise FORMAT in pipeline/snapshot.py, or `version` of the batcher",
 }
 """Which version has to rise when a section changes."""
