@@ -495,6 +495,8 @@ def test_vlm_gives_the_tokens_of_the_collator_that_it_names() -> None:
         assert values["image_grid_thw"].tolist() == [[1, 2, 2], [1, 2, 2], [1, 4, 2]]
         each = [1, 0, 2, 0] if layout == "padded" else [1, 2]
         assert values["n_images_per_sample"].tolist() == each
+    with_norm = [[{**s, "pixel_norm": np.ones((2, 3), np.float32)} for s in row] for row in SHOWN]
+    assert VlmCollator().collate(with_norm, context())["pixel_norm"].tolist() == [[1.0] * 3] * 2
 
 
 def test_vlm_positions_start_anew_in_every_document() -> None:
@@ -549,11 +551,13 @@ def test_vlm_of_samples_without_pictures_has_no_keys_of_them() -> None:
             r"shape \(4, 4\) in sample 0 and uint8 of shape \(2, 5\) in sample 1",
         ),
         (tokens(1, mm_token_type_ids=[1, 2]), "not one for each of its tokens"),
+        (tokens(1, pixel_norm=[[1.0], [2.0]]), "'pixel_norm' differs between samples"),
     ],
 )
 def test_vlm_names_what_does_not_go_together(sample: Sample, words: str) -> None:
+    first = shown(1, grids=[[1, 2, 2]], pixel_norm=np.zeros((2, 3), np.float32))
     with pytest.raises(BadBatch, match=words):
-        VlmCollator().collate([[shown(1, grids=[[1, 2, 2]])], [sample]], context())
+        VlmCollator().collate([[first], [sample]], context())
 
 
 @pytest.mark.parametrize(

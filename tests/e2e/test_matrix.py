@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import pictures
 from chats import CHATML, write_chat_folder
 from harness import ENVIRONMENT, serving, write_job_file
 from penstock.client import Loader
@@ -53,6 +54,11 @@ from penstock.server.roles import RawItemProcessor
 def augment(raw):
     """Draws from the global generators."""
     return {"x": np.array([random.random(), np.random.rand(), float(len(raw["text"]))])}
+
+
+def turned(image):
+    """Draws from the global generators which way a picture is turned."""
+    return image.rotate(90 * random.randrange(4))
 
 
 def multiply(raw):
@@ -117,6 +123,15 @@ PACKED = {"type": "packed", "pad_to": 64}
 IDS = {"type": "items", "items": [{"input_ids": list(range(1, 2 + n % 30))} for n in range(50)]}
 TEXTS = {"type": "parquet", "files": "texts.parquet"}
 TOKENIZE = {"type": "tokenize", "tokenizer": "tokenizer.json", "column": "text"}
+
+PICTURES = {
+    "source": {
+        "type": "items",
+        "items": [{"image": f"{n}.jpg", "n": n} for n in range(9)],
+    },
+    "media": {"dir": "pictures"},
+    "batch_size": 2,
+}
 
 JOBS: dict[str, dict[str, Any]] = {
     "tokens": {
@@ -239,6 +254,20 @@ JOBS |= {
         "batcher": {"type": "best_fit", "max_tokens": 64, "overlong": "split"},
         "collator": PACKED,
     },
+    "pictures": {
+        **PICTURES,
+        "processor": {
+            **{"type": "image", "columns": ["n"], "scale": 1, "kernel": "opencv", "layout": "CHW"},
+            **{"crop": "random_resized", "crop_to": 32, "flip": 0.5},
+        },
+    },
+    "transformed": {
+        **PICTURES,
+        "processor": {
+            **{"type": "image", "resize": "exact", "resize_to": 24},
+            **{"transform": "./roles.py:turned"},
+        },
+    },
     "parts": {
         "sources": {"texts": TEXTS, "lines": {"type": "jsonl", "files": "texts.jsonl"}},
         "distributor": {"type": "rank_partitioned", "parts": {"texts": 3, "lines": 1}},
@@ -291,6 +320,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "\n".join(json.dumps({"conversations": chat}) for chat in chats)
     )
     write_chat_folder(folder / "chat", CHATML)
+    (folder / "pictures").mkdir()
+    for number in range(9):
+        picture = pictures.photograph(90 + 10 * number, 70)
+        (folder / "pictures" / f"{number}.jpg").write_bytes(pictures.encoded(picture, "JPEG"))
     tokenizer = Tokenizer(models.WordLevel({chr(c): c for c in range(128)}, unk_token=" "))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))

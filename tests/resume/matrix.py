@@ -117,11 +117,10 @@ def _full(roles: Combination) -> Settings | None:
 
 
 def _of_picture(roles: Combination) -> Settings:
-    if roles.is_even:
+    if roles.batcher in ("simple", "user's") and (roles.is_even or roles.collator == "lists"):
         return {"flip": 0.5, "layout": "CHW"}
-    if roles.collator in ("padded", "packed", "vlm"):  # which stack what is no sequence
-        return {"transform": "./roles.py:corner", "transform_takes": "array"}
-    return {"decoder": "pillow"}
+    # What is no sequence is stacked; and sizes are those of the ids.
+    return {"transform": "./roles.py:corner", "transform_takes": "array"}
 
 
 DISTRIBUTORS: dict[str, Variants] = {
@@ -154,7 +153,7 @@ PROCESSORS: dict[str, Variants] = {
     ],
     "image": [
         lambda roles: {
-            "column": {"text": "text", "webdataset": "png"}.get(roles.source, "image"),
+            "column": {"text": "text", "webdataset": "png"}.get(roles.source, "picture"),
             "columns": [TEXTS.get(roles.source, "input_ids")],
             **_of_picture(roles),
         }

@@ -69,9 +69,14 @@ def corner(pixels):
     return pixels[:1, :1]
 
 
+def plain(value):
+    """As JSON has it."""
+    return value.hex() if isinstance(value, bytes) else np.asarray(value).tolist()
+
+
 def collate(samples):
     """Whatever the samples are, as text."""
-    text = json.dumps(samples, default=lambda array: np.asarray(array).tolist())
+    text = json.dumps(samples, default=plain)
     return {"text": np.frombuffer(text.encode(), np.uint8), "count": len(samples)}
 
 
@@ -108,7 +113,7 @@ def rows_of(kind: str) -> list[Row]:
             "number": number,
             "text": text,
             "input_ids": list(text.encode()),
-            "image": picture_of(number, len(text)),
+            "picture": picture_of(number, len(text)),
             "messages": [
                 {"role": "user", "content": text},
                 {"role": "assistant", "content": text[:4].ljust(4, "z")},
@@ -153,7 +158,7 @@ def write_all(folder: Path) -> None:
         rows = rows_of(kind)
         (folder / "pictures" / kind).mkdir(parents=True)
         for row in rows:
-            path = folder / "pictures" / kind / row["image"]
+            path = folder / "pictures" / kind / row["picture"]
             path.write_bytes(picture(row["number"], len(row["text"])))
         for part, (start, stop) in PARTS.items():
             _write(folder / kind / part, rows[start:stop])
@@ -178,7 +183,7 @@ def _write(folder: Path, rows: list[Row]) -> None:
     for shard in range(3):
         (folder / "shards" / f"{shard}.jsonl").write_text("".join(lines[shard::3]))
     (folder / "texts.txt").write_text("".join(row["text"] + "\n" for row in rows))
-    (folder / "pictures.txt").write_text("".join(row["image"] + "\n" for row in rows))
+    (folder / "pictures.txt").write_text("".join(row["picture"] + "\n" for row in rows))
     (folder / "chats.txt").write_text("".join(json.dumps(row["messages"]) + "\n" for row in rows))
     (folder / "meta.yaml").write_text(
         f"lines: {{file_name: rows.jsonl, options: {{block_bytes: {BLOCK_BYTES}}}}}\n"
@@ -186,9 +191,9 @@ def _write(folder: Path, rows: list[Row]) -> None:
     )
     with (folder / "rows.csv").open("w", newline="") as file:
         table_of_texts = csv.writer(file)
-        table_of_texts.writerow(["text", "messages", "image"])
+        table_of_texts.writerow(["text", "messages", "picture"])
         table_of_texts.writerows(
-            [row["text"], json.dumps(row["messages"]), row["image"]] for row in rows
+            [row["text"], json.dumps(row["messages"]), row["picture"]] for row in rows
         )
     _write_tar(folder / "rows.tar", rows)
     _write_mds(folder / "mds", rows)
@@ -213,29 +218,29 @@ def _write_tar(path: Path, rows: list[Row]) -> None:
 def _write_mds(folder: Path, rows: list[Row]) -> None:
     """By the layout of `streaming/base/format/mds`, version 2: columns in the order of names."""
     encodings = {
-        "image": "str",
         "input_ids": "ndarray:int32",
         "messages": "json",
         "number": "int",
+        "picture": "str",
         "text": "str",
     }
     samples = []
     for row in rows:
         ids = np.array(row["input_ids"], "<i4")
         values = [
-            row["image"].encode(),
             struct.pack("<BB", 1 << 2, len(ids)) + ids.tobytes(),
             json.dumps(row["messages"]).encode(),
             struct.pack("<q", row["number"]),
+            row["picture"].encode(),
             row["text"].encode(),
         ]
         # What has no fixed size is told at the start of a sample.
-        sizes = [len(value) for n, value in enumerate(values) if n != 3]
+        sizes = [len(value) for n, value in enumerate(values) if n != 2]
         samples.append(struct.pack("<4I", *sizes) + b"".join(values))
     shard: dict[str, Any] = {
         "column_encodings": list(encodings.values()),
         "column_names": list(encodings),
-        "column_sizes": [None, None, None, 8, None],
+        "column_sizes": [None, None, 8, None, None],
         "compression": None,
         "format": "mds",
         "hashes": [],

@@ -246,7 +246,7 @@ def test_more_bytes_are_noticed(tmp_path: Path) -> None:
         (b"", "is not an index of sizes"),
         (b"PAR1" + bytes(100), "is not an index of sizes"),
         (b"PENSTOCK-SIZES\1\0", "is damaged: it ends before its end"),
-        (b"PENSTOCK-SIZES\7\0" * 9, "has version 7 of the format, .* reads version 1"),
+        (b"PENSTOCK-SIZES\7\0" * 9, "has version 7 of the format, .* reads versions 1 and 2"),
     ],
     ids=["nothing", "empty", "another format", "cut", "another version"],
 )

@@ -25,7 +25,7 @@ from penstock.server.roles.number_columns import (
     SequenceColumns,
     tells_lengths,
 )
-from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
+from penstock.server.roles.processor import MediaProcessor, RawItemProcessor, measures_of
 from penstock.server.roles.reading import Reading
 from penstock.server.roles.source import IndexedSource, Source, indexed
 from penstock.wire.errors import InvalidJob
@@ -134,6 +134,10 @@ class RoleSet:
         )
         self.distributor = distributor or builtin.MapDistributor()
         self.processor = processor or builtin.IdentityProcessor()
+        self.measures = measures_of(self.processor)
+        if self.measures or getattr(batcher, "limits", None):
+            batcher = batcher.clone()
+            batcher.take_measures(self.measures)
         self.batcher: SampleBatcher = batcher
         self.collator = collator or builtin.DefaultBatchCollator()
         self.plan = plan
@@ -353,8 +357,8 @@ class RoleSet:
             if isinstance(source, IndexedSource)
             and (source.knows_sizes() or tells_lengths(source, self.batcher_facts.length_key))
         }
-        if self.processor.knows_size() or not self.processor.keeps_sizes():
-            return {}
+        if self.processor.knows_size() or not self.processor.keeps_sizes() or self.measures:
+            return {}  # the processor tells them, or nobody does; sources tell no counts
         return sized if len(sized) == len(self.sources) else {}
 
     @cached_property
@@ -383,7 +387,7 @@ class RoleSet:
     def columns(self) -> Sequence[str]:
         """Return the columns that batches are made of, where items need not become objects."""
         one_to_one = self.processor.one_to_one and self.processor.passes_items()
-        if not (self.plans_from_refs and one_to_one):
+        if not (self.plans_from_refs and one_to_one) or self.measures:
             return ()
         if not isinstance(self.collator, ColumnCollator):
             return ()

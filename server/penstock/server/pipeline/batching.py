@@ -9,9 +9,9 @@ from penstock.server.core.refs import ItemRef, Rows, SampleRef
 from penstock.server.job.job import Job
 from penstock.server.job.role_set import RoleSet
 from penstock.server.pipeline.retry import Calls
-from penstock.server.pipeline.sizes import size_of
+from penstock.server.pipeline.sizes import sizes_of
 from penstock.server.roles.batcher import SampleBatcher
-from penstock.server.roles.samples import Sample
+from penstock.server.roles.samples import Sample, SampleSizes, ref_of
 from penstock.server.usercode.contained import as_exception, contained
 from penstock.wire.errors import PenstockError
 
@@ -164,11 +164,11 @@ class Batching:
         """
         if not self.tells_sizes:
             return [SampleRef(item, part) for part in range(len(samples))]
-        sizes = [self._size_of(item, sample, offset) for sample in samples]
-        return [SampleRef(item, part, size) for part, size in enumerate(sizes)]
+        sizes = [self._sizes_of(item, sample, offset) for sample in samples]
+        return [ref_of(item, size, part) for part, size in enumerate(sizes)]
 
-    def _size_of(self, item: ItemRef, sample: Sample, offset: int) -> int:
-        return size_of(self._calls, self._roles, item, sample, lane=self._lane, offset=offset)
+    def _sizes_of(self, item: ItemRef, sample: Sample, offset: int) -> int | SampleSizes:
+        return sizes_of(self._calls, self._roles, item, sample, lane=self._lane, offset=offset)
 
     def forget(self, ready: Collection[Rows]) -> None:
         """Forget every sample that neither the batcher nor a ready batch needs."""

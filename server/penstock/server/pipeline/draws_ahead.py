@@ -14,7 +14,7 @@ from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.processing import Filtered
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.processor import RawItemProcessor
-from penstock.server.roles.samples import Sample
+from penstock.server.roles.samples import Sample, SampleSizes
 from penstock.server.usercode.frames import error_line
 from penstock.server.usercode.held_bytes import held_bytes
 from penstock.wire.errors import BadItem
@@ -73,7 +73,7 @@ class LookAhead:
         # A torch Dataset decodes what it reads: what is not needed yet would cost as much.
         sources = items.job.sources.values()
         self._reads_together = not any(source.uses_global_rng for source in sources)
-        self._known: dict[ItemRef, list[Sample] | Filtered | Bad | int] = {}
+        self._known: dict[ItemRef, list[Sample] | Filtered | Bad | int | SampleSizes] = {}
         self._read: list[ItemRef] = []  # the latest that were read together, unprocessed
         self._outcome_bytes = 0.0  # memory that an item takes once it is processed, in the mean
 
@@ -114,7 +114,7 @@ class LookAhead:
             self._outcome_bytes = before + 0.25 * (taken - before)
             self._known.update(zip(items, outcomes, strict=True))
         outcome = self._known.pop(item)
-        assert not isinstance(outcome, int)
+        assert not isinstance(outcome, int | SampleSizes)
         return outcome
 
     def _later(self, past: int) -> list[ItemRef]:
@@ -136,7 +136,7 @@ class LookAhead:
                 self._read = items
         return items[:1]
 
-    def size(self, item: ItemRef, offset: int) -> int | Bad:
+    def size(self, item: ItemRef, offset: int) -> int | SampleSizes | Bad:
         """Return a drawn item's size from its raw form, unprocessed; arguments as for `outcome`."""
         if item not in self._known:
             items = [item, *self._coming(item, offset, self._sizes_at_once)]
@@ -144,7 +144,7 @@ class LookAhead:
             self._known.update(zip(items, self._items.sizes(items), strict=True))
             self._items.read_ahead(later)
         size = self._known.pop(item)
-        assert isinstance(size, int | Bad)
+        assert isinstance(size, int | SampleSizes | Bad)
         return size
 
     def peek(self, past: int, count: int) -> list[ItemRef]:

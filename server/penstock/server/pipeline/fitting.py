@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import add, gt, sub
 
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.later import Fit, RowsOf, spare
-from penstock.server.pipeline.sizes import size_of
+from penstock.server.pipeline.known_verdicts import Bad
+from penstock.server.pipeline.later import Fit, RowsOf, is_larger, spare, takes
+from penstock.server.pipeline.sizes import sizes_of
 from penstock.server.roles.batcher import BatcherFacts
-from penstock.server.roles.samples import Sample
+from penstock.server.roles.samples import Sample, SampleSizes, ref_of
 from penstock.wire.errors import BadItem, PenstockError
 
 Found = dict[tuple[ItemRef, int], Sample]
@@ -26,7 +28,8 @@ class Exits:
         refused: What does not fit its plan, though another piece of its sample may.
         verdicts: Each asks for a verdict about what is left out, in order: whoever makes the batch
             asks for them, and who only looks at it does not.
-        put_off: Of what is refused, what may join another row or batch: its real size, and itself.
+        put_off: Of what is refused, what may join another row or batch: the same of its real size
+            and counts, and the sample itself.
     """
 
     def __init__(self) -> None:
@@ -34,9 +37,9 @@ class Exits:
         self.counts: dict[str, int] = {}
         self.refused: set[SampleRef] = set()
         self.verdicts: list[Callable[[], object]] = []
-        self.put_off: dict[SampleRef, tuple[int, Sample]] = {}
-        self._real: dict[SampleRef, int] = {}  # sizes, where they are not as they were told
-        self._given: dict[int, int] = {}  # by row, what samples have beyond their sizes
+        self.put_off: dict[SampleRef, tuple[SampleRef, Sample]] = {}
+        self._real: dict[SampleRef, SampleRef] = {}  # where sizes are not as they were told
+        self._given: dict[int, list[int]] = {}  # by row, what samples have beyond their sizes
 
     def count(self, name: str, number: int = 1) -> None:
         """Add to a count."""
@@ -44,19 +47,19 @@ class Exits:
         if not self.counts[name]:
             del self.counts[name]
 
-    def grants(self, ref: SampleRef, size: int, plan: BatchPlan, facts: BatcherFacts) -> bool:
-        """Tell whether a sample's row has room for a size above the planned one; then it is taken.
+    def grants(self, ref: SampleRef, real: SampleRef, plan: BatchPlan, facts: BatcherFacts) -> bool:
+        """Tell whether a sample's row has room for more than was planned; then it is taken.
 
         Samples ask in the order of the plan, and room is that between the planned ones: so it does
         not matter who makes the batch, or what else of it is left out.
         """
         number = next(n for n, row in enumerate(plan.rows) if any(ref is other for other in row))
-        more = size - ref.size
-        given = self._given.get(number, 0) + more
-        if given > spare(facts, plan.rows[number]):
+        more = [max(0, each) for each in map(sub, takes(facts, real), takes(facts, ref))]
+        given = list(map(add, self._given.get(number, [0] * len(more)), more))
+        if any(map(gt, given, spare(facts, plan.rows[number]))):
             return False
         self._given[number] = given
-        self._note(ref, size)
+        self.note(ref, real)
         return True
 
     def ask_verdicts(self) -> None:
@@ -68,50 +71,50 @@ class Exits:
         for ask in self.verdicts:
             ask()
 
-    def smaller(self, ref: SampleRef, size: int) -> None:
-        """Count a sample that is smaller than it was told: its row has padding in its place."""
-        self._note(ref, size)
+    def real(self, ref: SampleRef) -> SampleRef:
+        """Return a sample with its size and counts, told or as they turned out."""
+        return self.put_off[ref][0] if ref in self.put_off else self._real.get(ref, ref)
 
-    def real(self, ref: SampleRef) -> int:
-        """Return the size of a sample, told or as it turned out."""
-        return self.put_off[ref][0] if ref in self.put_off else self._real.get(ref, ref.size)
-
-    def leaves(self, ref: SampleRef, size: int, sample: Sample) -> None:
+    def leaves(self, ref: SampleRef, real: SampleRef, sample: Sample) -> None:
         """Note that a sample is not in its row, and may join another."""
-        if self._real.pop(ref, ref.size) != ref.size:
-            self._count_size(ref, size, -1)
-        self.put_off[ref] = size, sample
+        if self._real.pop(ref, ref) != ref:
+            self._count_size(ref, real, -1)
+        self.put_off[ref] = real, sample
         self.refused.add(ref)
 
     def stays(self, ref: SampleRef) -> Sample:
         """Note that a sample which was to leave its row does not; return it."""
-        size, sample = self.put_off.pop(ref)
+        real, sample = self.put_off.pop(ref)
         self.refused.remove(ref)
-        self._note(ref, size)
+        self.note(ref, real)
         return sample
 
-    def _note(self, ref: SampleRef, size: int) -> None:
-        self._real[ref] = size
-        self._count_size(ref, size, 1)
+    def note(self, ref: SampleRef, real: SampleRef) -> None:
+        """Note a sample that stays, and is not of the size that was told.
 
-    def _count_size(self, ref: SampleRef, size: int, by: int) -> None:
-        name = "size:larger" if size > ref.size else "size:smaller"
-        self.count(name, by)
-        self.count(f"{name}_tokens", by * abs(size - ref.size))
+        One that is smaller has padding in its place.
+        """
+        self._real[ref] = real
+        self._count_size(ref, real, 1)
+
+    def _count_size(self, ref: SampleRef, real: SampleRef, by: int) -> None:
+        more = real.size - ref.size
+        if is_larger(ref, real):
+            self.count("size:larger", by)
+            self.count("size:larger_tokens", by * max(0, more))
+        elif more:
+            self.count("size:smaller", by)
+            self.count("size:smaller_tokens", -by * more)
 
     def fit(self, plan: BatchPlan) -> Fit:
         """Return what the batch leaves to others; once all of its samples were looked at."""
         if not (self._real or self.refused):
             return Fit(plan.rows)
         rows = [
-            [
-                ref._replace(size=self._real.get(ref, ref.size))
-                for ref in row
-                if ref not in self.refused
-            ]
+            [self._real.get(ref, ref) for ref in row if ref not in self.refused]
             for row in plan.rows
         ]
-        return Fit(rows, tuple(ref._replace(size=size) for ref, (size, _) in self.put_off.items()))
+        return Fit(rows, tuple(real for real, _ in self.put_off.values()))
 
 
 class Fitting:
@@ -148,14 +151,13 @@ class Fitting:
         """
         if ref.part < len(samples):
             sample = samples[ref.part]
-            size = self._size_of(ref, sample, plan)
-            if self._fits(ref, size, plan, exits, comes_later):
+            real = self._real(ref, sample, plan)
+            if self._fits(ref, real, plan, exits, comes_later):
                 return sample
-            if not comes_later and self._may_come_later(ref, size, plan):
-                exits.leaves(ref, size, sample)
+            if not comes_later and self._may_come_later(ref, real, plan):
+                exits.leaves(ref, real, sample)
                 return None
-            planned = ref.size if ref.span is None else ref.span.stop
-            reason = f"its size is {size}, and it was planned with {planned}"
+            reason = self._why(ref, real, plan)
         else:
             reason = f"it gave {len(samples)} samples, and sample {ref.part} was planned"
         text = f"is not what it was when its batch was planned: {reason}"
@@ -181,14 +183,14 @@ class Fitting:
             # What fails leaves no room, and a piece does not leave the others of its sample.
             free = [ref for ref in row if ref in exits.put_off or _is_free(ref, found)]
             kept = [ref for ref in row if ref not in exits.refused and ref not in free]
-            for ref in sorted(free, key=lambda ref: -exits.real(ref)):
-                size = exits.real(ref)
-                if room.joins(kept, ref._replace(size=size)):
-                    kept.append(ref._replace(size=size))
+            for ref in sorted(free, key=lambda ref: -exits.real(ref).size):
+                real = exits.real(ref)
+                if room.joins(kept, real):
+                    kept.append(real)
                     if ref in exits.put_off:
                         found[ref[:2]] = exits.stays(ref)
                 elif ref not in exits.put_off:
-                    exits.leaves(ref, size, found.pop(ref[:2]))
+                    exits.leaves(ref, real, found.pop(ref[:2]))
 
     def left_over(self, ref: SampleRef, plan: BatchPlan) -> None:
         """Have an item judged whose sample found no room in the last batch where it might have.
@@ -213,34 +215,49 @@ class Fitting:
         # and every worker that makes this batch finds the same of this one.
         self._items.refuse("size", ref.item, error, plan.lane, plan.offset)
 
-    def _may_come_later(self, ref: SampleRef, size: int, plan: BatchPlan) -> bool:
+    def _why(self, ref: SampleRef, real: SampleRef, plan: BatchPlan) -> str:
+        """Return why a sample does not fit."""
+        roles = self._job.role_sets[plan.role_set]
+        if ref.span is None and real.size <= ref.size:
+            names = roles.measures
+            more = [n for n, each in enumerate(real.counts) if each > ref.counts[n]]
+            has, told = (
+                ", ".join(f"{each.counts[n]} {names[n]}" for n in more) for each in (real, ref)
+            )
+            return f"it counts {has}, and it was planned with {told}"
+        planned = ref.size if ref.span is None else ref.span.stop
+        return f"its size is {real.size}, and it was planned with {planned}"
+
+    def _may_come_later(self, ref: SampleRef, real: SampleRef, plan: BatchPlan) -> bool:
         if not self._job.later_within or ref.span is not None:
             return False
-        return RowsOf(self._items, plan).joins([], ref._replace(size=size))
+        return RowsOf(self._items, plan).joins([], real)
 
     def _fits(
-        self, ref: SampleRef, size: int, plan: BatchPlan, exits: Exits, comes_later: bool
+        self, ref: SampleRef, real: SampleRef, plan: BatchPlan, exits: Exits, comes_later: bool
     ) -> bool:
-        roles = self._job.role_sets[plan.role_set]
+        roles, size = self._job.role_sets[plan.role_set], real.size
         if ref.span is not None:
             if size > ref.span.stop and roles.plans_from_refs and roles.plan is None:
                 # Its last piece ends where the told size does: what is beyond is in no batch.
                 [told] = self._items.sizes([ref.item])
-                if ref.span.stop == told:
+                told = told.size if isinstance(told, SampleSizes) else told
+                if not isinstance(told, Bad) and ref.span.stop == told:
                     exits.count("size:cut_tokens", size - told)
             return size >= ref.span.stop
-        if size < ref.size:
-            exits.smaller(ref, size)
-        if size <= ref.size or comes_later:
-            return size <= ref.size
-        return exits.grants(ref, size, plan, roles.batcher_facts)
+        facts = roles.batcher_facts
+        if not any(map(gt, takes(facts, real), takes(facts, ref))):
+            if real != ref:
+                exits.note(ref, real)
+            return True
+        return not comes_later and exits.grants(ref, real, plan, facts)
 
     def piece(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> Sample:
         """Return the piece of a sample that a ref means; all of it where it is not split."""
         span, processor = ref.span, self._job.role_sets[plan.role_set].processor
         if span is None:
             return sample
-        size = self._size_of(ref, sample, plan)
+        size = self._real(ref, sample, plan).size
         try:
             return processor.cut(sample, span.start, span.stop, size)
         except PenstockError:
@@ -250,9 +267,11 @@ class Fitting:
             what = f"{processor.code_of()} fails on cut() of item {ref.item}, at {place},"
             raise self._items.failure(error, what, plan.lane, plan.offset) from error
 
-    def _size_of(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> int:
+    def _real(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> SampleRef:
+        """Return a sample of its real size, which of a piece is that of the whole."""
         roles, place = self._job.role_sets[plan.role_set], (plan.lane, plan.offset)
-        return size_of(self._items, roles, ref.item, sample, lane=place[0], offset=place[1])
+        found = sizes_of(self._items, roles, ref.item, sample, lane=place[0], offset=place[1])
+        return ref_of(ref.item, found, ref.part)
 
 
 def _is_free(ref: SampleRef, found: Found) -> bool:

@@ -21,7 +21,7 @@ from penstock.server.pipeline.processing import NEVER_ABOUT_AN_ITEM, Filtered, P
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Progress, RoleCall
 from penstock.server.roles.number_columns import why_no_length
 from penstock.server.roles.role import Role
-from penstock.server.roles.samples import MAX_SIZE, RawItem, Sample
+from penstock.server.roles.samples import MAX_SIZE, RawItem, Sample, SampleSizes, wrong_counts
 from penstock.server.roles.source import IndexedSource
 from penstock.server.usercode.contained import contained
 from penstock.wire.errors import BadItem
@@ -86,7 +86,7 @@ class Items(ProcessedItems):
 
     # --- sizes ---
 
-    def sizes(self, items: Sequence[ItemRef]) -> list[int | Bad]:
+    def sizes(self, items: Sequence[ItemRef]) -> list[int | SampleSizes | Bad]:
         """Return the sizes of items as their sources, or the processor, know them unprocessed.
 
         If a source has no heads of items the whole items are read, and kept until the batch is
@@ -116,17 +116,19 @@ class Items(ProcessedItems):
 
     def _told_sizes(
         self, sources: Mapping[str, IndexedSource], items: Sequence[ItemRef]
-    ) -> list[int | Bad]:
+    ) -> list[int | SampleSizes | Bad]:
         if len(sources) == 1:
             return self._told_by(next(iter(sources.values())), items)
-        found: dict[ItemRef, int | Bad] = {}
+        found: dict[ItemRef, int | SampleSizes | Bad] = {}
         for name, source in sources.items():
             own = [item for item in items if item.source == name]
             if own:
                 found.update(zip(own, self._told_by(source, own), strict=True))
         return [found[item] for item in items]
 
-    def _told_by(self, source: IndexedSource, items: Sequence[ItemRef]) -> list[int | Bad]:
+    def _told_by(
+        self, source: IndexedSource, items: Sequence[ItemRef]
+    ) -> list[int | SampleSizes | Bad]:
         what = RoleCall(source, "sizes", reading=True)
         self.progress("fetch", items[0])
         indices = [item.index for item in items]
@@ -160,7 +162,7 @@ class Items(ProcessedItems):
         )
         return Bad(wrong, content_hash(None), every_epoch=True)
 
-    def _size(self, item: ItemRef, raw: RawItem) -> int | Bad:
+    def _size(self, item: ItemRef, raw: RawItem) -> int | SampleSizes | Bad:
         processor = self.job.roles_of(item.source).processor
         what = RoleCall(processor, "size")
         try:
@@ -174,8 +176,12 @@ class Items(ProcessedItems):
 
     def _checked_size(
         self, role: Role, method: str, item: ItemRef, size: Any, raw: RawItem
-    ) -> int | Bad:
-        """Return a size that a role has told, or what is wrong with it."""
+    ) -> int | SampleSizes | Bad:
+        """Return a size that a role has told, and counts if it should, or what is wrong."""
+        measures, told = self.job.roles_of(item.source).measures, size
+        counts: tuple[int, ...] = ()
+        if isinstance(size, SampleSizes):
+            size, counts = size
         if isinstance(size, np.integer):
             size = int(size)
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_SIZE:
@@ -188,7 +194,17 @@ class Items(ProcessedItems):
                 reason=f"{method}() gave {size!r}",
             )
             return Bad(wrong, content_hash(raw), every_epoch=True)
-        return size
+        if not measures and not counts:
+            return size
+        if (why := wrong_counts(counts, measures)) is not None:
+            wrong = BadItem(
+                f"{type(role).__name__}.{method}() gave {told!r} for item {item}: {why}",
+                item=list(item),
+                stage="draw",
+                reason=f"{method}() gave {told!r}",
+            )
+            return Bad(wrong, content_hash(raw), every_epoch=True)
+        return SampleSizes(size, tuple(map(int, counts)))
 
     # --- items that failed ---
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from operator import gt, le
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -121,16 +122,27 @@ def settle(
     return Settled(stay, come, tuple(left_out), tuple(reversed(still)))
 
 
-def spare(facts: BatcherFacts, row: Row) -> int:
-    """Return by how much the samples of a row may together exceed their sizes."""
+def takes(facts: BatcherFacts, ref: SampleRef) -> list[int]:
+    """Return what a sample takes of a row: its size, and its counts that are limited."""
+    return [ref.size, *(ref.counts[place] for place, _ in facts.row_counts)]
+
+
+def spare(facts: BatcherFacts, row: Row) -> list[int]:
+    """Return by how much the samples of a row may together exceed what they take of it."""
+    counted = [most - sum(ref.counts[place] for ref in row) for place, most in facts.row_counts]
     if facts.row_limit is None:
-        return 0
-    return facts.row_limit - sum(ref.size for ref in row)
+        return [0, *counted]
+    return [facts.row_limit - sum(ref.size for ref in row), *counted]
 
 
 def joins(facts: BatcherFacts, row: Row, ref: SampleRef) -> bool:
     """Tell whether a row has room for a sample, and holds no other of its item."""
-    return ref.size <= spare(facts, row) and not holds_item(row, ref)
+    return all(map(le, takes(facts, ref), spare(facts, row))) and not holds_item(row, ref)
+
+
+def is_larger(told: SampleRef, real: SampleRef) -> bool:
+    """Tell whether a sample is larger than it was told, or counts more."""
+    return real.size > told.size or any(map(gt, real.counts, told.counts))
 
 
 class RowsOf:
@@ -232,8 +244,9 @@ class Later:
         if len(self._stands) > KEPT:
             self._stands.popitem(last=False)
         planned = (ref for row in plan.rows for ref in row if settled.stay and ref.span is None)
-        told = {ref[:2]: ref.size for ref in planned}
-        more = [by for _, ref in settled.stay if (by := ref.size - told[ref[:2]]) > 0]
+        told = {ref[:2]: ref for ref in planned}
+        larger = [ref for _, ref in settled.stay if is_larger(told[ref[:2]], ref)]
+        more = [max(0, ref.size - told[ref[:2]].size) for ref in larger]
         counts = {
             "size:larger": len(more),
             "size:larger_tokens": sum(more),

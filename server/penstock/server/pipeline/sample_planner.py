@@ -27,7 +27,7 @@ from penstock.server.pipeline.retry import RoleCall
 from penstock.server.pipeline.runs import Runs
 from penstock.server.pipeline.starvation import Starvation
 from penstock.server.roles.draws import LaneDraws
-from penstock.server.roles.samples import Sample
+from penstock.server.roles.samples import Sample, SampleSizes, ref_of
 from penstock.server.usercode.contained import as_exception
 from penstock.wire.errors import BadItem, PenstockError, SourceUnavailable
 
@@ -205,8 +205,9 @@ class SamplePlanner:
         if self._from_refs:
             size = self._size(item) if self._needs_sizes else 0
             if size is not None:
-                batches, accepted = self._add([SampleRef(item, 0, size)], [None], place)
-                taken = size
+                ref = ref_of(item, size)
+                batches, accepted = self._add([ref], [None], place)
+                taken = ref.size
         else:
             outcome = self._outcome(item, place)
             if isinstance(outcome, Filtered):
@@ -282,11 +283,11 @@ class SamplePlanner:
             return None
         return outcome
 
-    def _size(self, item: ItemRef) -> int | None:
+    def _size(self, item: ItemRef) -> int | SampleSizes | None:
         """Return an item's size from its raw form, unprocessed; None if it is quarantined."""
         if not self.items.verdicts.is_empty and self._left_out(item):
             return None
-        size: int | Bad | None = self._runs.size(item)
+        size: int | SampleSizes | Bad | None = self._runs.size(item)
         if size is None:
             size = self.ahead.size(item, self.place)
         if isinstance(size, Bad):

@@ -17,8 +17,8 @@ from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.processing import Filtered
-from penstock.server.pipeline.sizes import size_of
-from penstock.server.roles.samples import Sample
+from penstock.server.pipeline.sizes import sizes_of
+from penstock.server.roles.samples import Sample, ref_of
 from penstock.wire.errors import LaneStarved
 
 MAX_TRIES = 256
@@ -56,8 +56,8 @@ class StandIns:
         roles = self._job.role_sets[plan.role_set]
         if roles.batcher.needs_sizes:
             place = plan.lane, plan.offset
-            size = size_of(self._items, roles, ref.item, fresh, lane=place[0], offset=place[1])
-            if size > ref.size:
+            found = sizes_of(self._items, roles, ref.item, fresh, lane=place[0], offset=place[1])
+            if (size := ref_of(ref.item, found).size) > ref.size:
                 return roles.processor.cut(fresh, 0, ref.size, size)
         return fresh
 

@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 from penstock.server.media.medium import Medium
 from penstock.server.media.pictures_shown import Picture, pictures_in
 from penstock.server.roles.context import ProcessContext
-from penstock.server.roles.role import Role
+from penstock.server.roles.role import Role, failing
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.server.roles.source import Source
+from penstock.server.usercode.contained import contained
+from penstock.wire.errors import InvalidJob, PenstockError
 
 
 def _length(value: Any) -> int | None:
@@ -140,6 +142,27 @@ class RawItemProcessor(Role, ABC):
             name: value[start:stop] if _length(value) == size else value
             for name, value in sample.items()
         }
+
+
+def measures_of(processor: RawItemProcessor) -> tuple[str, ...]:
+    """Return what the samples of a processor count beside their size, in order.
+
+    Raises:
+        InvalidJob: These are no different names, or asking for them fails.
+    """
+    try:
+        found = contained(lambda: tuple(processor.measures))
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise failing(processor, "measures", error) from error
+    if len(set(found)) < len(found) or not all(isinstance(each, str) and each for each in found):
+        raise InvalidJob(
+            f"{processor.code_of('measures')} gave {found!r}: give names of counts, all different, "
+            "such as images and patches",
+            key="processor",
+        )
+    return found
 
 
 class MediaProcessor(RawItemProcessor):

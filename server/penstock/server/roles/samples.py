@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from operator import index
+from typing import Any, NamedTuple, SupportsIndex
 
 from penstock.server.core.refs import ItemRef, SampleRef
 
@@ -34,3 +36,21 @@ def ref_of(item: ItemRef, size: int | SampleSizes, part: int = 0) -> SampleRef:
     if isinstance(size, SampleSizes):
         return SampleRef(item, part, size.size, None, size.counts)
     return SampleRef(item, part, size)
+
+
+def wrong_counts(counts: Sequence[Any], measures: Sequence[str]) -> str | None:
+    """Return what is wrong with counts that a role gave; None = nothing.
+
+    Args:
+        counts: What it gave.
+        measures: What is to be counted, in order.
+    """
+    if len(counts) != len(measures):
+        what = f"its measures are {', '.join(measures)}" if measures else "it has no measures"
+        return f"{what}, so give {len(measures)} counts, as SampleSizes(size, counts)"
+    for name, count in zip(measures, counts, strict=True):
+        if not isinstance(count, SupportsIndex) or isinstance(count, bool):
+            return f"{name} is {count!r}: give a whole number"
+        if not 0 <= index(count) <= MAX_SIZE:
+            return f"{name} is {count}: give a number from 0 to 2^63 - 1"
+    return None

@@ -1,7 +1,7 @@
 """A block of an index of sizes: what some neighbouring positions of a source hold, as bytes.
 
-All numbers are little-endian. A header of 24 bytes, then four parts without gaps, then zeros up to
-a multiple of 8 bytes:
+All numbers are little-endian. A header of 24 bytes, then the parts without gaps, then zeros up to a
+multiple of 8 bytes:
 
 | Part | Of | Each |
 |---|---|---|
@@ -9,10 +9,13 @@ a multiple of 8 bytes:
 | counts | every position: its samples | 1, 2 or 4 bytes; no bytes where each has one sample |
 | codes | every position without a sample, in order | 1 byte, a number of a reason |
 | reasons | the block | a JSON list of texts |
+| widths | every measure | 1 byte: how many bytes a count has |
+| measured | every measure, one after another: every sample, in order | as many bytes |
 
 The header: positions (4 bytes), samples (8), positions without a sample (4), the bytes of a size
-(1) and of a count (1), 2 zeros, the bytes of the reasons (4). Of the possible widths a block has
-the smallest, so equal content has equal bytes.
+(1) and of a count (1), how many measures there are (1), a zero, the bytes of the reasons (4). Of
+the possible widths a block has the smallest, so equal content has equal bytes. Only files of
+version 2 have measures: of a job whose samples count more than their size.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ from numpy.typing import NDArray
 from penstock.server.pipeline.lane_counts import MAX_REASON_CHARACTERS, MAX_REASONS
 from penstock.wire.plain import clean_text
 
-_HEADER = struct.Struct("<IQIBBxxI")
-_SIZE_WIDTHS, _COUNT_WIDTHS = (2, 4, 8), (1, 2, 4)
+_HEADER = struct.Struct("<IQIBBBxI")
+_SIZE_WIDTHS, _COUNT_WIDTHS, _MEASURE_WIDTHS = (2, 4, 8), (1, 2, 4), (1, 2, 4, 8)
 _DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype("<u1"),
     2: np.dtype("<u2"),
@@ -116,11 +119,14 @@ class ItemSizes(NamedTuple):
         sizes: int64 (samples,): the size of each sample, in order.
         left_out: The positions without a sample, with why: `filtered:REASON`, or
             `quarantined:index` of an item that fails. Positions count from the source's first.
+        measured: int64 (samples, measures): what each sample counts beside its size; None = nothing
+            is counted.
     """
 
     counts: NDArray[np.uint32] | None
     sizes: NDArray[np.int64]
     left_out: Mapping[int, str] = NOTHING_LEFT_OUT
+    measured: NDArray[np.int64] | None = None
 
     @property
     def positions(self) -> int:
@@ -178,17 +184,42 @@ def encode_block(found: ItemSizes, first: int = 0) -> bytes:
     if counts is not None and bool((counts == 1).all()):
         counts = None
     named = _json(reasons) if reasons else b""
+    widths, measured = _measured_bytes(found.measured, len(sizes))
     size_width = 0 if not len(sizes) or not sizes.any() else _width(sizes, _SIZE_WIDTHS)
     count_width = 0 if counts is None else _width(counts, _COUNT_WIDTHS)
     parts = [
-        _HEADER.pack(found.positions, len(sizes), len(none), size_width, count_width, len(named)),
+        _HEADER.pack(
+            found.positions,
+            len(sizes),
+            len(none),
+            size_width,
+            count_width,
+            len(widths),
+            len(named),
+        ),
         sizes.astype(_DTYPES[size_width]).tobytes() if size_width else b"",
         b"" if counts is None else counts.astype(_DTYPES[count_width]).tobytes(),
         codes,
         named,
+        widths,
+        measured,
     ]
     length = sum(map(len, parts))
     return b"".join([*parts, bytes(-length % _ALIGNED)])
+
+
+def _measured_bytes(measured: NDArray[np.int64] | None, samples: int) -> tuple[bytes, bytes]:
+    """Return the widths of what samples count, and the counts: measure by measure."""
+    if measured is None:
+        return b"", b""
+    if len(measured) != samples:
+        raise ValueError(f"counts of {len(measured)} samples, and {samples} sizes")
+    if measured.size and int(measured.min()) < 0:
+        raise ValueError(f"a count is {int(measured.min())}")
+    widths = [_width(column, _MEASURE_WIDTHS) if column.any() else 0 for column in measured.T]
+    columns = zip(measured.T, widths, strict=True)
+    found = [column.astype(_DTYPES[width]).tobytes() for column, width in columns if width]
+    return bytes(widths), b"".join(found)
 
 
 def _coded(
@@ -229,6 +260,7 @@ class IndexBlock:
         counts: How many samples each position has, unsigned; None = one each.
         codes: The number of the reason, of each position without a sample.
         reasons: The reasons by number.
+        measured: What the samples count, by measure: unsigned (samples,); None = all count 0.
     """
 
     positions: int
@@ -237,6 +269,12 @@ class IndexBlock:
     counts: NDArray[Any] | None
     codes: NDArray[np.uint8]
     reasons: Sequence[str]
+    measured: Sequence[NDArray[Any] | None] = ()
+
+    @property
+    def totals(self) -> list[int]:
+        """Return the sum of each measure."""
+        return [0 if each is None else int(each.sum(dtype=np.uint64)) for each in self.measured]
 
     @property
     def tokens(self) -> int:
@@ -253,7 +291,8 @@ class IndexBlock:
         """
         is_whole = start == 0 and stop == self.positions
         if self.counts is None:
-            return ItemSizes(None, self._sizes(start, stop))
+            measured = self._measured(start, stop)
+            return ItemSizes(None, self._sizes(start, stop), measured=measured)
         counts = self.counts[start:stop].astype(np.uint32)
         none = np.flatnonzero(counts == 0)
         if is_whole:
@@ -267,7 +306,17 @@ class IndexBlock:
         if len(none):
             codes = self.codes[skipped : skipped + len(none)]
             left_out = LeftOut(none + (first + start), codes, self.reasons)
-        return ItemSizes(counts, self._sizes(before, before + samples), left_out)
+        last = before + samples
+        return ItemSizes(counts, self._sizes(before, last), left_out, self._measured(before, last))
+
+    def _measured(self, start: int, stop: int) -> NDArray[np.int64] | None:
+        if not self.measured:
+            return None
+        found = np.zeros((stop - start, len(self.measured)), np.int64)
+        for number, column in enumerate(self.measured):
+            if column is not None:
+                found[:, number] = column[start:stop]
+        return found
 
     def _sizes(self, start: int, stop: int) -> NDArray[np.int64]:
         if self.sizes is None:
@@ -283,10 +332,14 @@ def decode_block(data: bytes) -> IndexBlock:
     """
     if len(data) < _HEADER.size:
         raise ValueError(f"a block has {len(data)} bytes")
-    positions, samples, none, size_width, count_width, named = _HEADER.unpack_from(data)
+    positions, samples, none, size_width, count_width, measures, named = _HEADER.unpack_from(data)
     if size_width not in (0, *_SIZE_WIDTHS) or count_width not in (0, *_COUNT_WIDTHS):
         raise ValueError(f"a block has sizes of {size_width} and counts of {count_width} bytes")
     length = _HEADER.size + samples * size_width + positions * count_width + none + named
+    widths = data[length : length + measures]
+    if len(widths) != measures or not set(widths) <= {0, *_MEASURE_WIDTHS}:
+        raise ValueError(f"a block has {measures} measures of {list(widths)} bytes")
+    length += measures + samples * sum(widths)
     if len(data) != length + -length % _ALIGNED or any(data[length:]):
         raise ValueError(f"a block has {len(data)} bytes where its header says {length}")
     at = _HEADER.size
@@ -300,6 +353,13 @@ def decode_block(data: bytes) -> IndexBlock:
         reasons = json.loads(data[at : at + named]) if named else []
     except RecursionError as error:
         raise ValueError("the reasons of a block are nested too deep") from error
+    at += named + measures
+    measured: list[NDArray[Any] | None] = []
+    for width in widths:
+        measured.append(np.frombuffer(data, _DTYPES[width], samples, at) if width else None)
+        at += samples * width
+        if width == 8 and samples and int(measured[-1].max()) >= 1 << 63:  # type: ignore[union-attr]
+            raise ValueError("a block has a count of 2^63 or more")
     if not isinstance(reasons, list) or not all(isinstance(reason, str) for reason in reasons):
         raise ValueError("the reasons of a block are not a list of texts")
     if none and int(codes.max()) >= len(reasons):
@@ -310,7 +370,7 @@ def decode_block(data: bytes) -> IndexBlock:
         raise ValueError(f"a block has {samples} sizes for {expected} samples")
     if size_width == 8 and samples and int(sizes.max() if sizes is not None else 0) >= 1 << 63:
         raise ValueError("a block has a size of 2^63 or more")
-    return IndexBlock(positions, samples, sizes, counts, codes, reasons)
+    return IndexBlock(positions, samples, sizes, counts, codes, reasons, measured)
 
 
 def joined(parts: Sequence[ItemSizes]) -> ItemSizes:
@@ -318,15 +378,17 @@ def joined(parts: Sequence[ItemSizes]) -> ItemSizes:
     if len(parts) == 1:
         return parts[0]
     sizes = np.concatenate([part.sizes for part in parts]) if parts else np.empty(0, np.int64)
+    some = [part.measured for part in parts if part.measured is not None]
+    measured = np.concatenate(some) if some else None
     if all(part.counts is None for part in parts):
-        return ItemSizes(None, sizes)
+        return ItemSizes(None, sizes, measured=measured)
     counts = np.concatenate(
         [
             np.ones(part.positions, np.uint32) if part.counts is None else part.counts
             for part in parts
         ]
     )
-    return ItemSizes(counts, sizes, _left_out(parts))
+    return ItemSizes(counts, sizes, _left_out(parts), measured)
 
 
 def _left_out(parts: Sequence[ItemSizes]) -> LeftOut:

@@ -13,7 +13,8 @@ length of the footer            8 bytes
 
 The footer holds, for each block, its length and its SHA-256, and `inputs`: what the sizes depend
 on. So the root stands for all of the content, and nothing of times, machines or of how the index
-was made is in it. Numbers are little-endian; the version is 2 bytes, 1 at present.
+was made is in it. Numbers are little-endian; the version is 2 bytes: 2 where samples count more
+than their size (`measures` of the inputs), and else 1.
 """
 
 from __future__ import annotations
@@ -45,10 +46,13 @@ from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
 from penstock.wire.plain import clean_text
 
-VERSION = 1
+VERSIONS = (1, 2)
 _NAME = b"PENSTOCK-SIZES"
-_MARK = _NAME + struct.pack("<H", VERSION)
-_TAIL = struct.Struct(f"<32sQ{len(_MARK)}s")
+_MARK_BYTES = len(_NAME) + 2
+_TAIL = struct.Struct(f"<32sQ{_MARK_BYTES}s")
+
+MEASURES = "measures"
+"""The key of the inputs that names what samples count beside their size."""
 
 AHEAD_BYTES = 256 << 10
 """Read at the end of a file at once: of most indexes that is the footer, in one request."""
@@ -58,6 +62,15 @@ KEPT_BYTES = 32 << 20
 
 AT_ONCE_BYTES = 16 << 20
 """Blocks that follow one another are read together, up to so many bytes."""
+
+
+def version_of(inputs: Mapping[str, Any]) -> int:
+    """Return the version of the file that such an index has."""
+    return 2 if inputs.get(MEASURES) else 1
+
+
+def _mark(version: int) -> bytes:
+    return _NAME + struct.pack("<H", version)
 
 
 class SourceBlocks(NamedTuple):
@@ -84,6 +97,7 @@ def blocks_of(found: ItemSizes) -> Iterator[bytes]:
         found.sizes,
         found.counts,
         *_all_left_out(found.left_out),
+        () if found.measured is None else list(found.measured.T),
     )
     for start in range(0, found.positions, step):
         yield encode_block(whole.read(start, min(start + step, found.positions), 0), start)
@@ -123,20 +137,22 @@ def write_index(
     """
     root = b""
 
+    version, measures = version_of(inputs), len(inputs.get(MEASURES, ()))
+
     def parts() -> Iterator[bytes]:
         nonlocal root
-        yield _MARK
+        yield _mark(version)
         told: list[dict[str, Any]] = []
         for source in sources:
-            footer = _SourceFooter(source)
+            footer = _SourceFooter(source, measures)
             for data in source.blocks:
                 footer.add(data)
                 yield data
             told.append(footer.to_json())
-        footer_bytes = canonical({"inputs": dict(inputs), "sources": told, "version": VERSION})
+        footer_bytes = canonical({"inputs": dict(inputs), "sources": told, "version": version})
         root = hashlib.sha256(footer_bytes).digest()
         yield footer_bytes
-        yield _TAIL.pack(root, len(footer_bytes), _MARK)
+        yield _TAIL.pack(root, len(footer_bytes), _mark(version))
 
     IndexPlace(url, storage_options).write(parts())
     return root
@@ -145,8 +161,9 @@ def write_index(
 class _SourceFooter:
     """What the footer says of a source, while its blocks are written."""
 
-    def __init__(self, source: SourceBlocks) -> None:
+    def __init__(self, source: SourceBlocks, measures: int) -> None:
         self._source, self._positions = source, 0
+        self._counted = [0] * measures
         self._step = block_items(source.items)
         self._blocks: dict[str, list[Any]] = {"bytes": [], "samples": [], "sha256": []}
         self._tokens, self._left_out = 0, Counter[str]()
@@ -161,6 +178,8 @@ class _SourceFooter:
             )
         self._positions += block.positions
         self._tokens += block.tokens
+        totals = zip(self._counted, block.totals, strict=True)
+        self._counted = [before + more for before, more in totals]
         whole = block.read(0, block.positions, 0).left_out
         assert isinstance(whole, LeftOut)
         few(whole.tally(), self._left_out)
@@ -179,6 +198,7 @@ class _SourceFooter:
             "items": self._source.items,
             "samples": sum(self._blocks["samples"]),
             "tokens": self._tokens,
+            **({"counted": self._counted} if self._counted else {}),
             "left_out": dict(self._left_out),
             "block_items": self._step,
             "blocks": self._blocks,
@@ -195,6 +215,7 @@ class SizeIndex:
         url: Where it lies.
         root: SHA-256 of the footer, 32 bytes: the same for the same content.
         inputs: What the sizes depend on, see `index_inputs`.
+        measures: What its samples count beside their size, in order.
         sources: What it holds of each source, by name, in the job's order.
         nbytes: The bytes of the file.
     """
@@ -202,6 +223,7 @@ class SizeIndex:
     url: str
     root: bytes
     inputs: Mapping[str, Any]
+    measures: tuple[str, ...]
     sources: Mapping[str, IndexedSizes]
     nbytes: int
 
@@ -232,9 +254,10 @@ class SizeIndex:
         try:
             content = json.loads(footer)
             self.inputs = _value(content, "inputs", _is_map)
-            at, self.sources = len(_MARK), {}
+            self.measures = tuple(_value({MEASURES: [], **self.inputs}, MEASURES, _are_names))
+            at, self.sources = _MARK_BYTES, {}
             for told in _value(content, "sources", lambda found: isinstance(found, list)):
-                source = IndexedSizes(place, told, at)
+                source = IndexedSizes(place, told, at, self.measures)
                 if source.name in self.sources:
                     raise ValueError(f"two sources have the name {source.name!r}")
                 self.sources[source.name] = source
@@ -264,17 +287,22 @@ class IndexedSizes:
         items: How many positions it has: the items that the job's `where` keeps.
         samples: How many samples these have.
         tokens: The sum of the samples' sizes.
+        counted: The sum of what the samples count, by measure.
         left_out: How many positions have no sample, by reason.
         block_items: How many positions a block has.
         kept_bytes: Blocks that are kept, by their bytes in the file.
     """
 
-    def __init__(self, place: IndexPlace, told: Any, at: int) -> None:
+    def __init__(self, place: IndexPlace, told: Any, at: int, measures: Sequence[str] = ()) -> None:
         self._place = place
         self.name: str = _value(told, "name", lambda found: isinstance(found, str))
         self.items: int = _value(told, "items", _is_count)
         self.samples: int = _value(told, "samples", _is_count)
         self.tokens: int = _value(told, "tokens", _is_count)
+        counted: list[int] = _value({"counted": [], **told}, "counted", _are_counts)
+        if len(counted) != len(measures):
+            raise ValueError(f"source {self.name!r} has {len(counted)} sums of counts")
+        self.counted = dict(zip(measures, counted, strict=True))
         self.left_out: Mapping[str, int] = _value(
             told, "left_out", lambda found: _is_map(found) and _are_counts([*found.values()])
         )
@@ -301,13 +329,17 @@ class IndexedSizes:
     def check(self) -> None:
         """Read all blocks, and compare what they hold with the footer; raises as `read`."""
         tokens, left_out = 0, Counter[str]()
+        counted = dict.fromkeys(self.counted, 0)
         for _, block in self._blocks(0, len(self._hashes)):
             tokens += block.tokens
+            for name, total in zip(counted, block.totals, strict=True):
+                counted[name] += total
             found = block.read(0, block.positions, 0).left_out
             assert isinstance(found, LeftOut)
             few(found.tally(), left_out)
         for what, said, held in (
             ("tokens", self.tokens, tokens),
+            ("counts", self.counted, counted),
             ("positions without a sample", dict(self.left_out), dict(left_out)),
         ):
             if said != held:
@@ -378,7 +410,8 @@ class IndexedSizes:
             block = decode_block(data)
         except ValueError as error:
             raise _damaged(self._place.url, f"{which}: {error_line(error)}") from error
-        if (block.positions, block.samples) != (expected, self._samples[number]):
+        found = block.positions, block.samples, len(block.measured)
+        if found != (expected, self._samples[number], len(self.counted)):
             raise _damaged(self._place.url, f"{which} has {block.positions} positions")
         return block
 
@@ -403,6 +436,14 @@ def _value(told: Any, key: str, fits: Callable[[Any], bool]) -> Any:
     if not fits(found):
         raise ValueError(f"{key} is {clean_text(repr(found), 100)}")
     return found
+
+
+def _are_names(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and all(isinstance(name, str) for name in value)
+        and len(set(value)) == len(value) < 256
+    )
 
 
 def _is_map(value: Any) -> bool:
@@ -431,27 +472,28 @@ def _footer(place: IndexPlace, size: int) -> tuple[bytes, bytes, int]:
     """
     start = max(0, size - AHEAD_BYTES)
     end = place.read(start, size)
-    head = end[: len(_MARK)] if start == 0 else place.read(0, len(_MARK))
-    for mark in (head, end[-len(_MARK) :]):
-        if not mark.startswith(_NAME) or len(mark) != len(_MARK):
+    head = end[:_MARK_BYTES] if start == 0 else place.read(0, _MARK_BYTES)
+    for mark in (head, end[-_MARK_BYTES:]):
+        if not mark.startswith(_NAME) or len(mark) != _MARK_BYTES:
             if head.startswith(_NAME):
                 raise _damaged(place.url, "it ends before its end")
             raise InvalidJob(
                 f"{place.url!r} is not an index of sizes: name one that `penstockd index` has made",
                 key=KEY,
             )
-        if mark != _MARK:
-            [version] = struct.unpack("<H", mark[len(_NAME) :])
+        [version] = struct.unpack("<H", mark[len(_NAME) :])
+        if version not in VERSIONS:
             raise InvalidJob(
                 f"the index {place.url!r} has version {version} of the format, and this penstock "
-                f"reads version {VERSION}: make it anew with `penstockd index FILE JOB`",
+                f"reads versions {VERSIONS[0]} and {VERSIONS[1]}: make it anew with `penstockd "
+                "index FILE JOB`",
                 key=KEY,
             )
-    if size < len(_MARK) + _TAIL.size:
+    if size < _MARK_BYTES + _TAIL.size:
         raise _damaged(place.url, "it ends before its end")
     root, length, _ = _TAIL.unpack(end[-_TAIL.size :])
     begin = size - _TAIL.size - length
-    if begin < len(_MARK):
+    if begin < _MARK_BYTES:
         raise _damaged(place.url, f"its footer would have {length} bytes")
     if begin >= start:
         footer = end[begin - start : -_TAIL.size]

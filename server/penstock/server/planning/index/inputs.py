@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.server.core.canonical import canonical
 from penstock.server.job.role_set import RoleSet
+from penstock.server.planning.index.index_file import MEASURES
 from penstock.server.roles.batcher import rule_of_sizes
 from penstock.server.roles.condition import Kept
 from penstock.server.roles.distributor import DataDistributor
@@ -36,8 +37,8 @@ def index_inputs(roles: RoleSet, seed: int) -> dict[str, Any]:
     Returns:
         `format`; `sources`, each with its name and its identity; `where`, if there is a condition;
         `processor`, its identity; `media`, what identifies those that items name, if any; `size`,
-        what the size of a sample is (`size_rule`); and `seed` where processing may draw random
-        numbers.
+        what the size of a sample is (`size_rule`); `measures`, what samples count beside it, if
+        anything; and `seed` where processing may draw random numbers.
 
     Raises:
         InvalidJob: The job cannot be planned: see `indexed_sources`.
@@ -57,6 +58,8 @@ def index_inputs(roles: RoleSet, seed: int) -> dict[str, Any]:
     chosen = roles.distributor.choice.parameters()
     if "where" in chosen:
         found["where"] = {"version": chosen["selection"], "condition": chosen["where"]}
+    if roles.measures:
+        found[MEASURES] = roles.measures
     if may_draw(roles):
         found[SEED] = seed
     # As it comes back out of a file: roles may hold tuples.

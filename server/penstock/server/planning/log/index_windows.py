@@ -84,6 +84,22 @@ class Reasons:
             into[reason if reason in self._named else OTHER_REASONS] += count
 
 
+class _OfPositions(NamedTuple):
+    """What the index says of some positions.
+
+    Attributes:
+        per_item: How many samples each has; None = one.
+        sizes: Their sizes.
+        left_out: Why how many have none.
+        measured: What the samples count; None = nothing.
+    """
+
+    per_item: Integers | None
+    sizes: Integers
+    left_out: Counter[str]
+    measured: Integers | None
+
+
 class Windows:
     """The windows of one reading group, or of the whole line.
 
@@ -153,6 +169,7 @@ class Windows:
             np.concatenate([one.copies for one in found]),
             parts,
             counts,
+            _measured([one.measured for one in found]),
         )
         if self._seed is None:
             return joined
@@ -166,12 +183,12 @@ class Windows:
         found = []
         for piece in self._windows[number]:
             source, positions, _ = self._drawn.places(piece.part, 0, piece.start, piece.stop)
-            found.append(self._read(source, positions)[1])
+            found.append(self._read(source, positions).sizes)
         return np.concatenate(found)
 
     def _of_piece(self, piece: LineStretch) -> WindowSamples:
         source, positions, copy = self._drawn.places(piece.part, 0, piece.start, piece.stop)
-        per_item, sizes, left_out = self._read(source, positions)
+        per_item, sizes, left_out, measured = self._read(source, positions)
         items = self._drawn.indices(source, positions)
         counts: Counter[str] = Counter({"drawn": len(positions)})
         self._reasons.add(left_out, counts)
@@ -189,14 +206,14 @@ class Windows:
             np.full(len(items), copy, np.int32),
             parts,
             counts,
+            measured,
         )
 
-    def _read(
-        self, source: int, positions: Integers
-    ) -> tuple[Integers | None, Integers, Counter[str]]:
-        """Return samples of each item (None = one), their sizes, and why how many have none."""
+    def _read(self, source: int, positions: Integers) -> _OfPositions:
         if not len(positions):
-            return None, np.empty(0, np.int64), Counter()
+            measures = len(self._sources[source].counted)
+            measured = np.empty((0, measures), np.int64) if measures else None
+            return _OfPositions(None, np.empty(0, np.int64), Counter(), measured)
         first, last = int(positions.min()), int(positions.max())
         found = self._sources[source].read(first, last + 1)
         wanted = positions - first
@@ -205,15 +222,16 @@ class Windows:
         assert isinstance(left_out, LeftOut)
         if is_stretch:
             per_item = None if found.counts is None else found.counts.astype(np.int64)
-            return per_item, found.sizes, left_out.tally()
+            return _OfPositions(per_item, found.sizes, left_out.tally(), found.measured)
         reasons = left_out.among(positions).tally()
         if found.counts is None:
-            return None, found.sizes[wanted], reasons
+            return _OfPositions(None, found.sizes[wanted], reasons, _some(found.measured, wanted))
         every = found.counts.astype(np.int64)
         starts = (np.cumsum(every) - every)[wanted]
         per_item = every[wanted]
         inner = np.arange(per_item.sum()) - np.repeat(np.cumsum(per_item) - per_item, per_item)
-        return per_item, found.sizes[np.repeat(starts, per_item) + inner], reasons
+        some = np.repeat(starts, per_item) + inner
+        return _OfPositions(per_item, found.sizes[some], reasons, _some(found.measured, some))
 
 
 def _taken(samples: WindowSamples, order: Integers) -> WindowSamples:
@@ -224,7 +242,17 @@ def _taken(samples: WindowSamples, order: Integers) -> WindowSamples:
         samples.copies[order],
         None if samples.parts is None else samples.parts[order],
         samples.counts,
+        _some(samples.measured, order),
     )
+
+
+def _some(measured: Integers | None, places: Integers) -> Integers | None:
+    return None if measured is None else measured[places]
+
+
+def _measured(parts: Sequence[Integers | None]) -> Integers | None:
+    some = [part for part in parts if part is not None]
+    return np.concatenate(some) if some else None
 
 
 def pieces_of(drawn: Drawn, seed: int | None, run: int | None) -> list[list[LineStretch]]:

@@ -12,6 +12,7 @@ planned before.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple
@@ -44,7 +45,7 @@ from penstock.server.planning.log.index_windows import (
 from penstock.server.planning.log.packed_window import PackedWindow
 from penstock.server.planning.log.plan_parameters import PlanParameters
 from penstock.server.roles.batchers import ConcatPackingBatcher, SimpleBatcher
-from penstock.server.roles.batchers.packer import RowPackingBatcher
+from penstock.server.roles.batchers.packer import TOKENS, RowPackingBatcher
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.reading import Reading
 from penstock.wire.errors import InvalidJob
@@ -340,6 +341,7 @@ class PlannedLog:
         sizes = own.tolist()
         starts = None if packed.starts is None else packed.starts[begin:end].tolist()
         stops = None if packed.stops is None else packed.stops[begin:end].tolist()
+        counted = self._counted(samples.measured, taken, starts)
         names, passes = self._names, self._passes
         refs = [
             SampleRef(
@@ -349,10 +351,23 @@ class PlannedLog:
                 None
                 if starts is None or stops is None or starts[at] < 0
                 else Span(starts[at], stops[at]),
+                () if counted is None else counted[at],
             )
             for at, source in enumerate(sources)
         ]
         return [refs[start - begin : stop - begin] for start, stop in pairwise(bounds)]
+
+    @staticmethod
+    def _counted(
+        measured: Integers | None, taken: Integers, starts: Sequence[int] | None
+    ) -> list[tuple[int, ...]] | None:
+        """Return what pieces count: all of it where they begin their sample; None = nothing."""
+        if measured is None:
+            return None
+        found = measured[taken]
+        if starts is not None:
+            found = found * (np.array(starts) <= 0)[:, np.newaxis]
+        return list(map(tuple, found.tolist()))
 
     def _again(
         self, stream: int, window: _EpochWindow, place: BatchPlace, rows: list[Row]
@@ -408,10 +423,26 @@ class PlannedLog:
         order = Permutation(total, self._seed, epoch, purpose).take(np.arange(total))
         if self.fills_differ:
             return order
-        sizes = _narrow(samples.sizes)
+        sizes = _narrow(_alike(samples, self._roles))
         filled = np.empty(total, np.int64)
         filled[np.argsort(sizes, kind="stable")] = order[np.argsort(sizes[order], kind="stable")]
         return filled
+
+
+def _alike(samples: WindowSamples, roles: RoleSet) -> Integers:
+    """Return numbers that are the same for samples that may take each other's places.
+
+    Those of the same size, which count the same of all that is limited; and samples with pictures
+    in none of others, which may be cut.
+    """
+    if samples.measured is None:
+        return samples.sizes
+    places = [place for place, _ in roles.batcher_facts.row_counts]
+    media = [place for place, name in enumerate(roles.measures) if name != TOKENS]
+    has_media = samples.measured[:, media].any(axis=1)
+    vectors = np.column_stack([samples.sizes, has_media, samples.measured[:, places]])
+    found: Integers = np.unique(vectors, axis=0, return_inverse=True)[1].reshape(-1)
+    return found
 
 
 def _narrow(sizes: Integers) -> Any:

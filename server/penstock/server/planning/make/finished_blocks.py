@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock.server.core.canonical import canonical
 from penstock.server.planning.index.block import QUARANTINED, LeftOut, decode_block
-from penstock.server.planning.index.index_file import VERSION
+from penstock.server.planning.index.index_file import version_of
 from penstock.server.planning.index.index_place import IndexPlace
 from penstock.server.planning.index.inputs import differences
 from penstock.server.planning.make.dealt_blocks import BlockTask
@@ -77,7 +77,7 @@ class Parts:
         self._header = {
             "inputs": dict(inputs),
             "positions": [[name, items] for name, items in positions.items()],
-            "version": VERSION,
+            "version": version_of(inputs),
         }
 
     def begin(self, *, force: bool) -> set[str]:

@@ -17,7 +17,7 @@ from penstock.server.pipeline.items import MAX_REASON, Items
 from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.processing import Filtered
 from penstock.server.pipeline.retry import Progress
-from penstock.server.pipeline.sizes import size_of
+from penstock.server.pipeline.sizes import counts_of, sizes_of
 from penstock.server.planning.index.block import QUARANTINED, ItemSizes, filtered
 from penstock.server.planning.index.inputs import (
     index_inputs,
@@ -32,7 +32,7 @@ from penstock.server.roles.condition import Kept
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
 from penstock.server.roles.role import asked
-from penstock.server.roles.samples import Sample
+from penstock.server.roles.samples import Sample, SampleSizes
 from penstock.server.usercode.held_bytes import held_bytes
 from penstock.wire.errors import InvalidJob
 from penstock.wire.plain import clean_text
@@ -99,7 +99,9 @@ class Measuring:
         }
         self._quarantines = job.on_item_error == "quarantine"
         self._source_draws = any(source.uses_global_rng for source in sources.values())
-        processor = _counting(roles.processor, self._rule)
+        processor = roles.processor
+        if not roles.measures:  # else a whole sample is asked what it counts
+            processor = _counting(processor, self._rule)
         takes_media = isinstance(processor, MediaProcessor)
         # The roles that matter, and no others: nothing here depends on the job's order.
         self.job = Job(
@@ -141,7 +143,7 @@ class Measuring:
         self.items.drew = False
         found = _Found(start)
         refs = [ItemRef(name, item, 0) for item in _items(self._kept[name], start, stop)]
-        if self._rule is None and self._roles.processor.one_to_one:
+        if self._rule is None and self._roles.processor.one_to_one and not self._roles.measures:
             found.add_sizes([0] * len(refs))
         elif self._has_sizes:
             for at in range(0, len(refs), SIZES_TOGETHER):
@@ -151,7 +153,9 @@ class Measuring:
             for at, some in self._chunks(refs, tell):
                 self._process(found, some, refs[at + len(some) : at + 2 * len(some)])
         tell(len(refs))
-        return MeasuredBlock(found.sizes(), found.bad, self._source_draws or self.items.drew)
+        return MeasuredBlock(
+            found.sizes(len(self._roles.measures)), found.bad, self._source_draws or self.items.drew
+        )
 
     @property
     def _has_sizes(self) -> bool:
@@ -196,13 +200,14 @@ class Measuring:
         found.bad.append((str(ref), reason))
         found.leave_out(QUARANTINED)
 
-    def _size(self, ref: ItemRef, sample: Sample) -> int:
-        if self._rule is None:
-            return 0
-        if isinstance(self._rule, dict) and "else" in self._rule:
-            value = sample.get(self._rule["length_of"])
-            return len(value) if isinstance(value, Sized) else 0
-        return size_of(self.items, self._roles, ref, sample)
+    def _size(self, ref: ItemRef, sample: Sample) -> int | SampleSizes:
+        if self._rule is not None and not (isinstance(self._rule, dict) and "else" in self._rule):
+            return sizes_of(self.items, self._roles, ref, sample)
+        value = None if self._rule is None else sample.get(self._rule["length_of"])
+        length = len(value) if isinstance(value, Sized) else 0
+        if not self._roles.measures:
+            return length
+        return SampleSizes(length, counts_of(self.items, self._roles, ref, sample))
 
 
 class _Found:
@@ -212,13 +217,18 @@ class _Found:
         self._start = start
         self._counts: list[int] = []
         self._sizes: list[int] = []
+        self._measured: list[tuple[int, ...]] = []  # of each of these, in jobs with measures
         self._left_out: dict[int, str] = {}
         self.bad: list[tuple[str, str]] = []
 
-    def add(self, sizes: Sequence[int]) -> None:
+    def add(self, sizes: Sequence[int | SampleSizes]) -> None:
         """Take the samples of the next position."""
         self._counts.append(len(sizes))
-        self._sizes += sizes
+        for size in sizes:
+            if isinstance(size, SampleSizes):
+                self._measured.append(size.counts)
+                size = size.size
+            self._sizes.append(size)
 
     def add_sizes(self, sizes: Sequence[int]) -> None:
         """Take the next positions, with a sample each."""
@@ -230,10 +240,13 @@ class _Found:
         self._left_out[self._start + len(self._counts)] = reason
         self._counts.append(0)
 
-    def sizes(self) -> ItemSizes:
-        """Return all of it."""
-        counts = np.array(self._counts, np.uint32)
-        return ItemSizes(counts, np.array(self._sizes, np.int64), self._left_out)
+    def sizes(self, measures: int) -> ItemSizes:
+        """Return all of it, with so many counts of each sample."""
+        counts, sizes = np.array(self._counts, np.uint32), np.array(self._sizes, np.int64)
+        if not measures:
+            return ItemSizes(counts, sizes, self._left_out)
+        measured = np.array(self._measured, np.int64).reshape(len(sizes), measures)
+        return ItemSizes(counts, sizes, self._left_out, measured)
 
 
 def _items(kept: Kept | None, start: int, stop: int) -> Sequence[int]:

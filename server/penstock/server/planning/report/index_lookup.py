@@ -15,7 +15,7 @@ from penstock.server.planning.index.index_file import IndexedSizes, SizeIndex
 from penstock.server.planning.index.inputs import check_inputs, kept_items
 from penstock.server.planning.report.known_sizes import SizedSample
 from penstock.server.roles.filling import Numbers
-from penstock.server.roles.samples import Sample
+from penstock.server.roles.samples import Sample, SampleSizes
 from penstock.wire.errors import BadItem
 
 READ_ITEMS = 1 << 20
@@ -63,7 +63,7 @@ class IndexLookup:
         position = found.position(item.index)
         first, last = found.bounds(position)
         if first < last:
-            return [SizedSample(size) for size in found.sizes[first:last].tolist()]
+            return [SizedSample(found.told(number)) for number in range(first, last)]
         reason = found.left_out[position]
         if reason != QUARANTINED:
             return Filtered(reason.removeprefix("filtered:"))
@@ -103,6 +103,7 @@ class _Sizes:
     ) -> None:
         self._ranks = ranks
         sizes, counts, left_out, is_one_each = [], [], [], True
+        measured: list[Numbers] = []
         none = ItemSizes(np.empty(0, np.uint32), np.empty(0, np.int64))
         for start in range(0, source.items, READ_ITEMS):
             say(f"sizes of {source.name}: {start:,} of {source.items:,} items read")
@@ -111,15 +112,25 @@ class _Sizes:
             most = int(found.sizes.max()) if len(found.sizes) else 0
             sizes.append(found.sizes.astype(np.uint32) if most < 1 << 32 else found.sizes)
             is_one_each &= found.counts is None
+            if found.measured is not None:
+                measured.append(found.measured)
             counts.append(
                 np.ones(stop - start, np.uint32) if found.counts is None else found.counts
             )
             left_out.append(none._replace(left_out=found.left_out))
         self.sizes: Numbers = np.concatenate([*sizes, np.empty(0, np.uint32)])
         self.left_out: Mapping[int, str] = joined(left_out).left_out
+        self._measured = np.concatenate(measured) if source.counted and measured else None
         self._starts: Numbers | None = None
         if not is_one_each:
             self._starts = np.concatenate([[0], np.cumsum(np.concatenate(counts), dtype=np.int64)])
+
+    def told(self, number: int) -> int | SampleSizes:
+        """Return the size of a sample, with its counts if it has some."""
+        size = int(self.sizes[number])
+        if self._measured is None:
+            return size
+        return SampleSizes(size, tuple(self._measured[number].tolist()))
 
     def position(self, item: int) -> int:
         """Return which of the kept items it is."""

@@ -16,7 +16,7 @@ from penstock.server.pipeline.processing import Filtered
 from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.filling import Numbers
 from penstock.server.roles.number_columns import tells_lengths, why_no_length
-from penstock.server.roles.samples import Sample
+from penstock.server.roles.samples import Sample, SampleSizes
 from penstock.server.roles.source import IndexedSource
 from penstock.wire.errors import BadItem, InvalidJob
 
@@ -49,12 +49,12 @@ class SizedSample(dict[str, object]):
     """A sample of which only the size is known.
 
     Attributes:
-        size: As the batcher's `size_of` counts it.
+        sizes: As the batcher's `size_of` counts it, with the processor's counts where it has some.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, sizes: int | SampleSizes) -> None:
         super().__init__()
-        self.size = size
+        self.sizes = sizes
 
 
 class KnownSizes(NamedTuple):
@@ -198,17 +198,17 @@ class SizedItems(Items):
             self._indexes[self.job.roles_of(item.source).number].outcome(item) for item in items
         ]
 
-    def sizes(self, items: Sequence[ItemRef]) -> list[int | Bad]:
+    def sizes(self, items: Sequence[ItemRef]) -> list[int | SampleSizes | Bad]:
         """Return sizes as the source, the processor or the index tells them."""
         if items and self._known_by[self.job.roles_of(items[0].source).number].by == INDEX:
             return [self._size_in_index(item) for item in items]
         return super().sizes(items)
 
-    def _size_in_index(self, item: ItemRef) -> int | Bad:
+    def _size_in_index(self, item: ItemRef) -> int | SampleSizes | Bad:
         [outcome] = self.outcomes([item], "draw")
         if isinstance(outcome, Bad):
             return outcome
         assert not isinstance(outcome, Filtered)  # the processor is one to one
         [sample] = outcome
         assert isinstance(sample, SizedSample)
-        return sample.size
+        return sample.sizes

@@ -34,7 +34,7 @@ from penstock.server.planning.report.known_sizes import (
     known_sizes,
 )
 from penstock.server.roles.distributors import MapDistributor
-from penstock.server.roles.samples import Sample
+from penstock.server.roles.samples import Sample, SampleSizes
 from penstock.wire.errors import InvalidJob
 
 TELL_EVERY = 256
@@ -163,9 +163,9 @@ class _SizedBatching(Batching):
         super().__init__(job, lane, roles, calls)
         self.tells_sizes = True
 
-    def _size_of(self, item: ItemRef, sample: Sample, offset: int) -> int:
+    def _sizes_of(self, item: ItemRef, sample: Sample, offset: int) -> int | SampleSizes:
         assert isinstance(sample, SizedSample)
-        return sample.size
+        return sample.sizes
 
     def add(
         self, refs: Sequence[SampleRef], samples: Sequence[Sample | None], offset: int

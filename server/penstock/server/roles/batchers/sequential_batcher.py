@@ -13,7 +13,7 @@ from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers.limits import CountLimits
 from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, holds_item
 from penstock.server.roles.parameters import AtLeast, declared
-from penstock.server.roles.samples import Sample
+from penstock.server.roles.samples import MAX_SIZE, Sample
 from penstock.wire.errors import InvalidJob
 
 
@@ -93,7 +93,7 @@ class SequentialPackingBatcher(PackingBatcher):
             may_split=False,
             may_refuse=False,
             samples_of_batch=None if of_row is None or self.limits else of_row * self.rows,
-            row_limit=None if budget is None else budget - 1,
+            row_limit=(MAX_SIZE if self.limits else None) if budget is None else budget - 1,
         )
 
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:

@@ -40,6 +40,8 @@ COUNTED = {
 """What counts pictures: the entries of the first of these that a sample has."""
 
 APART = ("raw_image", "raw_video")
+NORM = "pixel_norm"
+"""What normalizes pixels that travel as levels: the same in every sample."""
 POSITIONS, MASK = "position_ids", "attention_mask"
 
 
@@ -60,6 +62,7 @@ class VlmCollator(BatchCollator):
       positions of mRoPE: each sample's own, so they start anew in every document; 0 on padding. A
       sample without its own counts its tokens in all three.
     * `mm_token_type_ids`, where samples have them: (B, T), 0 on padding.
+    * `pixel_norm`, where samples have it: float32, one for the whole batch.
     * `raw_image` and `raw_video`, where samples have them: a list of each sample's own.
 
     With `layout: padded` all other keys are stacked as `default` does; `packed` carries no others.
@@ -171,6 +174,8 @@ class VlmCollator(BatchCollator):
         for name in (*PIXELS, *ON_HOST):
             if parts := [(n, s[name]) for n, s in enumerate(samples) if s.get(name) is not None]:
                 values[name] = _joined(name, parts, context)
+        if (norm := _norm(samples, context)) is not None:
+            values[NORM] = norm
         for name in APART:
             if any(name in sample for sample in samples):
                 values[name] = [kept(sample.get(name)) for sample in samples]
@@ -218,7 +223,7 @@ def _axes(sample: Sample) -> bool:
 
 def _text(sample: Sample, masks: bool, context: CollateContext) -> Sample:
     """Return what of a sample its tokens decide, and what can be stacked."""
-    apart = (*PIXELS, *ON_HOST, *APART, "mm_token_type_ids")
+    apart = (*PIXELS, *ON_HOST, *APART, NORM, "mm_token_type_ids")
     text = {name: value for name, value in sample.items() if name not in apart}
     if _axes(sample):
         del text[POSITIONS]
@@ -274,6 +279,17 @@ def _counted(rows: Sequence[Sequence[Sample]], height: int) -> dict[str, Array]:
         if name == "n_images_per_sample" or counts.any():
             found[name] = counts
     return found
+
+
+def _norm(samples: Sequence[Sample], context: CollateContext) -> Array | None:
+    found = [np.asarray(s[NORM], np.float32) for s in samples if s.get(NORM) is not None]
+    if any(not np.array_equal(one, found[0]) for one in found):
+        raise bad_batch(
+            context,
+            f"{NORM!r} differs between samples, so no batch has one: give all samples of a job the "
+            "same",
+        )
+    return found[0] if found else None
 
 
 def _joined(name: str, parts: Sequence[tuple[int, Any]], context: CollateContext) -> Array:
