@@ -74,6 +74,7 @@ NAMES = (
     "sources",
     "media_listing",
     "media_far",
+    "sound",
 )
 
 

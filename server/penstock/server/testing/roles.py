@@ -119,8 +119,8 @@ def check_processor(processor: RawItemProcessor, items: Sequence[RawItem]) -> No
 
     The item alone decides the samples: whatever was processed before, by any copy of the role. The
     item is not changed. None comes with a reason, and `one_to_one` never filters. Samples are as
-    long after `for_lengths`. They count what the `measures` are, and what `size` tells. The identity can be
-    hashed.
+    long after `for_lengths`. They count what the `measures` are, and what `size` tells. The
+    identity can be hashed.
 
     Args:
         processor: The processor.

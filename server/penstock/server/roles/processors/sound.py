@@ -65,7 +65,7 @@ class SoundProcessor(MediaProcessor):
 
     `sound` is of shape (n,), or with `channels: all` (n, channels). It is resampled by penstock's
     own filter, which keeps what is below 0.9 of half the lower rate, and weakens what would alias
-    by 96 dB; its sums are exact, so every machine gives the same bits.
+    by 96 dB; its sums are exact, so processors and threads do not show.
 
     Sizes are told from headers: without a rule of tokens the points (the batcher then needs
     `length_key: sound`), with one the tokens. With a rule each sample also has `input_ids`, as many
