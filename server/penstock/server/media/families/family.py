@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.media.families.settings import Settings
+from penstock.server.media.families.family_settings import Settings
 from penstock.server.media.pillow import pillow
 from penstock.wire.errors import InvalidJob
 
