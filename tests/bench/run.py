@@ -61,6 +61,7 @@ NAMES = (
     "finite",
     "distributors",
     "processors",
+    "images",
     "collators",
     "node_memory",
     "sizing",
