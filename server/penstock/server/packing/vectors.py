@@ -74,13 +74,13 @@ def place(
     """
     needs = np.column_stack([sizes, counts])[order]
     whole = np.concatenate([[capacity], most])
-    # What is above a limit is refused before it is looked at, so the largest numbers are limits.
+    # What is above a limit is alone, so the largest numbers to compare are the limits.
     dtype = np.int32 if whole.max() < 1 << 30 else np.int64
     rooms = np.empty((needs.shape[1], max(1, len(order))), dtype)  # by budget: compared at once
     taken_by = np.empty(len(order), np.int64)
     packs = first = 0  # packs before `first` have no room for the least length
     least = int(needs[:, 0].min()) if len(order) else 0
-    is_alone = (needs > whole).any(axis=1).tolist()
+    is_alone: list[bool] = np.asarray((needs > whole).any(axis=1)).tolist()
     for at, need in enumerate(needs.tolist()):
         if is_alone[at]:
             rooms[:, packs] = -1
