@@ -26,7 +26,7 @@ from penstock.wire.errors import BadItem
 from sounds import FORMATS, RESAMPLED, drawn, written
 
 TESTS = Path(__file__).resolve().parents[1]
-COUNT = 600
+COUNT = 400
 
 
 def run(*arguments: str, **surroundings: str) -> subprocess.CompletedProcess[str]:
