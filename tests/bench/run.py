@@ -62,6 +62,7 @@ NAMES = (
     "finite",
     "distributors",
     "processors",
+    "images",
     "collators",
     "node_memory",
     "sizing",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from harness import serving, write_job_file
@@ -118,3 +119,40 @@ def test_what_is_wrong_with_a_picture_names_the_item_and_the_file(tmp_path: Path
     assert (cut_off.code, missing.code) == ("bad_item", "bad_item")
     assert "2-1.jpg" in cut_off.message
     assert "1-0.png" in missing.message
+
+
+COLLATE = """
+import numpy as np
+
+def rows(row):
+    return {
+        "lengths": np.array([len(sample["input_ids"]) for sample in row]),
+        "images": np.array([len(sample["image_grid_thw"]) for sample in row]),
+        "patches": np.array([len(sample["pixel_values"]) for sample in row]),
+    }
+"""
+
+
+def test_packs_are_planned_from_headers_within_limits(tmp_path: Path) -> None:
+    """A row closes at its tokens, pictures or patches; and every conversation is in one."""
+    write_data(tmp_path)
+    file = write_jobs(tmp_path, patches="uint8", unanswered="error")
+    job = yaml.safe_load(file.read_text())["jobs"]["chats"]
+    del job["batch_size"]
+    limits = {"images": 3, "patches": 260}
+    job["batcher"] = {"type": "best_fit", "max_tokens": 220, "pool_size": 6, "limits": limits}
+    (tmp_path / "roles.py").write_text(COLLATE)
+    job["collator"] = {"function": "./roles.py:rows"}
+    file = write_job_file(tmp_path / "packed.yaml", {"chats": job})
+
+    with Loader(f"local:{file}", "chats") as loader:
+        packs = [{name: np.asarray(batch[name]) for name in batch} for batch in loader]
+
+    assert sum(len(pack["lengths"]) for pack in packs) == COUNT
+    assert sum(pack["images"].sum() for pack in packs) == sum(n % 3 for n in range(COUNT))
+    for pack in packs:
+        assert pack["lengths"].sum() <= 220
+        assert pack["images"].sum() <= 3
+        assert pack["patches"].sum() <= 260 or len(pack["patches"]) == 1
+    assert any(pack["images"].sum() == 3 for pack in packs)
+    assert len(packs) < COUNT

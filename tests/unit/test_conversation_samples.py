@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,12 +21,17 @@ from PIL import Image
 
 from chats import PLAIN
 from penstock.server.core.refs import ItemRef
+from penstock.server.job.job import Job
 from penstock.server.media.families.rope_positions import rope_positions
+from penstock.server.media.jpeg import simplejpeg
 from penstock.server.media.medium import HeldMedium
+from penstock.server.planning.make.measuring import Measuring
+from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.roles.collators import PackedCollator, PaddedCollator
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.processors import ConversationProcessor
-from penstock.wire.errors import InvalidJob
+from penstock.server.sources import ItemsSource
+from penstock.wire.errors import InvalidJob, MissingExtra
 from vision import (
     CLASSES,
     drawn,
@@ -355,6 +361,30 @@ def test_sizes_need_no_more_than_headers(home: Path) -> None:
     assert role.size(item, [HeldMedium("a", data[:1000])]) == whole
     with pytest.raises(ValueError, match="picture 0: this JPEG cannot be decoded: Premature end"):
         processed(role, as_openai([("user", [0]), ("assistant", ["a"])], [data[:1000]]))
+
+
+@pytest.mark.parametrize("unanswered", ["drop", "error"])
+def test_an_index_is_made_from_headers(unanswered: str, home: Path) -> None:
+    """Whether or not items are filtered: what is cut off after its header is measured, too."""
+    role = ConversationProcessor(home / "kimi", unanswered=unanswered)
+    data = [encoded(drawn(60 + 30 * number, 90), "JPEG") for number in range(4)]
+    items: list[Any] = [as_placeholders([("user", [0]), ("assistant", ["a"])], [d]) for d in data]
+    if unanswered == "drop":
+        items[2]["messages"].pop()
+    told = [role.size(item, media_of(role, item)) for item in items]
+    for item in items:
+        item["images"] = [item["images"][0]["bytes"][:900]]
+    job = Job(ItemsSource(items), processor=role, batcher=BestFitPackingBatcher(max_tokens=500))
+
+    measured = Measuring(job).block("main", 0, len(items))
+
+    sizes = measured.sizes
+    assert sizes.counts.tolist() == [1, 1, int(unanswered == "error"), 1]
+    assert sizes.sizes.tolist() == [each.size for each in told if each is not None]
+    assert sizes.measured is not None
+    assert [tuple(row) for row in sizes.measured.tolist()] == [
+        each.counts for each in told if each is not None
+    ]
 
 
 @pytest.mark.parametrize(
@@ -729,6 +759,19 @@ def test_a_template_that_takes_texts_where_there_is_no_picture(tmp_path: Path) -
     assert said(
         ConversationProcessor(folder), as_openai([("user", [0]), ("assistant", ["b"])], [FILE])
     ) == "<|im_start|>user\n[P]<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"  # fmt: skip
+
+
+@pytest.mark.parametrize("package", ["tokenizers", "jinja2", "simplejpeg", "PIL"])
+def test_a_package_that_is_missing_is_named_with_its_extra(
+    package: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simplejpeg.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, package, None)
+
+    with pytest.raises(MissingExtra, match=r"pip install 'penstock\[(vlm|images)\]'"):
+        ConversationProcessor(home / "kimi").setup()
 
 
 def test_older_folders_have_their_template_in_json(home: Path, tmp_path: Path) -> None:

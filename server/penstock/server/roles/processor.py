@@ -104,7 +104,8 @@ class RawItemProcessor(Role, ABC):
     def for_lengths(self, key: str) -> RawItemProcessor:
         """Return a processor that filters, splits and fails alike, for who only takes lengths.
 
-        In its samples `key` may hold anything that is as long: an index of sizes needs no more.
+        In its samples `key` may hold anything that is as long: an index of sizes needs no more. Its
+        `counts` tells of them what whole samples count.
 
         Args:
             key: Whose length is taken.

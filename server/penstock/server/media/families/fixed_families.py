@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.server.media.families.family import CLIP_MEAN, CLIP_STD, Family, PictureSize, Pixels
-from penstock.server.media.families.settings import Settings
+from penstock.server.media.families.family_settings import Settings
 from penstock.wire.errors import InvalidJob
 
 MOST_RESIZED = 1 << 25
@@ -56,8 +56,8 @@ class FixedFamily(Family):
     }
     has_grids: ClassVar[bool] = False
 
-    def __init__(self, settings: Settings, class_name: str) -> None:
-        super().__init__(settings, class_name)
+    def __init__(self, settings: Settings, class_name: str, kernel: str = "pillow") -> None:
+        super().__init__(settings, class_name, kernel)
         self._height, self._width = self._given()
         self._resized_to(1, 1)  # or this size cannot be
         patch = self.settings.get("patch_size")
@@ -111,6 +111,12 @@ class FixedFamily(Family):
                 f"{name} of {self.class_name} (family {self.name}) is {dict(sides)}, and its "
                 "pictures would have shapes of their own: give settings a height and a width, such "
                 f"as {{{name}: {{height: 336, width: 336}}}}",
+                key="settings",
+            )
+        if sides["height"] * sides["width"] > MOST_RESIZED:
+            raise InvalidJob(
+                f"{name} of {self.class_name} (family {self.name}) is {dict(sides)}, which are "
+                f"more than {MOST_RESIZED:,} pixels: give settings a smaller one",
                 key="settings",
             )
         return sides["height"], sides["width"]

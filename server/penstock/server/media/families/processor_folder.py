@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.server.media.families.family import Family
+from penstock.server.media.families.family_settings import Settings, checked
 from penstock.server.media.families.fixed_families import DefaultFamily, Llava
 from penstock.server.media.families.patch_families import Kimi, Qwen3Vl, QwenVl
-from penstock.server.media.families.settings import Settings, checked
 from penstock.wire.errors import InvalidJob
 
 FAMILIES: dict[str, type[Family]] = {
@@ -31,13 +31,16 @@ _TILES = (
 """Settings of processors that cut a picture into several, by its shape."""
 
 
-def load_family(folder: Path, name: str | None, given: Mapping[str, Any] | None) -> Family:
+def load_family(
+    folder: Path, name: str | None, given: Mapping[str, Any] | None, kernel: str = "pillow"
+) -> Family:
     """Return the family of a processor.
 
     Args:
         folder: The processor's, as `save_pretrained` of transformers writes it.
         name: The family; None = that of the processor's class, which its files name.
         given: Settings over those of the folder; what neither has is the family's default.
+        kernel: What resizes: `pillow` or `torch`.
 
     Raises:
         InvalidJob: The files name no class of a family, or a setting makes no sense.
@@ -59,7 +62,7 @@ def load_family(folder: Path, name: str | None, given: Mapping[str, Any] | None)
         )
     own = cls.layered(checked(_numbers(found), cls.known, str(folder / place), cls.name))
     settings: Settings = cls.layered(checked(given or {}, cls.known, "", cls.name))
-    return cls({**own, **settings}, class_name)
+    return cls({**own, **settings}, class_name, kernel)
 
 
 def _class(folder: Path, class_name: str | None) -> type[Family]:
@@ -94,7 +97,9 @@ def _found(folder: Path) -> tuple[dict[str, Any], str | None, str]:
                 more.get("image_token") if isinstance(more, Mapping) else None
             )
             if token is not None:
-                values["image_token"] = token["content"] if isinstance(token, Mapping) else token
+                values["image_token"] = (
+                    token.get("content") if isinstance(token, Mapping) else token
+                )
             continue
         nested = content.pop("image_processor", None)
         if isinstance(nested, Mapping):
@@ -158,6 +163,9 @@ def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
     kind = values.get("image_processor_type")
     if not (isinstance(kind, str) and kind.startswith("LlavaImageProcessor")):
         values.pop("do_pad", None)
+    for name in ("size", "crop_size"):
+        if isinstance(sides := values.get(name), Mapping):
+            values[name] = {key: each for key, each in sides.items() if each is not None}
     if "image_mean" in values:
         values.setdefault("do_center_crop", False)
     if isinstance(values.get("size"), int):

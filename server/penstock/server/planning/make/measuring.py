@@ -99,9 +99,7 @@ class Measuring:
         }
         self._quarantines = job.on_item_error == "quarantine"
         self._source_draws = any(source.uses_global_rng for source in sources.values())
-        processor = roles.processor
-        if not roles.measures:  # else a whole sample is asked what it counts
-            processor = _counting(processor, self._rule)
+        processor = _counting(roles.processor, self._rule)
         takes_media = isinstance(processor, MediaProcessor)
         # The roles that matter, and no others: nothing here depends on the job's order.
         self.job = Job(

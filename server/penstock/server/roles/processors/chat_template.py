@@ -59,6 +59,7 @@ class ChatTemplate:
         file: A template in place of the folder's own; None = that one.
         variables: What the template is given beside the conversation.
         user: The processor that needs it, for errors.
+        extra: The extra that brings all that this processor needs.
 
     Raises:
         InvalidJob: There is no tokenizer or no template; it cannot be parsed; there is neither a
@@ -72,6 +73,7 @@ class ChatTemplate:
         file: Path | None = None,
         variables: Mapping[str, Any] | None = None,
         user: str = "chat",
+        extra: str = "tokenizers",
     ) -> None:
         if not folder.is_dir():
             raise InvalidJob(
@@ -83,14 +85,14 @@ class ChatTemplate:
         config = _json(folder / "tokenizer_config.json")
         path = folder / "tokenizer.json"
         data = read_tokenizer(path)
-        self.tokenizer: Tokenizer = parse_tokenizer(data, path, user)
+        self.tokenizer: Tokenizer = parse_tokenizer(data, path, user, extra)
         self.source, place = _source(folder, file, config)
         self.special = _special_tokens(folder, config)
         self.added = frozenset(self.tokenizer.get_added_tokens_decoder())
         self.pad_id = self._pad_id(folder)
         self._variables = dict(variables or {})
         self.marks_answers = bool(re.search(r"{%[-+]?\s*generation\b", self.source))
-        self._template = _compiled(self.source, place, user)
+        self._template = _compiled(self.source, place, user, extra)
         self.hashes = {
             name: hashlib.sha256(content).hexdigest()
             for name, content in (
@@ -234,7 +236,7 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _compiled(source: str, place: Path, user: str) -> Any:
+def _compiled(source: str, place: Path, user: str, extra: str) -> Any:
     try:
         from jinja2 import TemplateSyntaxError, nodes
         from jinja2.exceptions import TemplateError
@@ -244,9 +246,9 @@ def _compiled(source: str, place: Path, user: str) -> Any:
     except ImportError:
         raise MissingExtra(
             f"the processor {user} needs the package jinja2; "
-            "install it with: pip install 'penstock[tokenizers]'",
+            f"install it with: pip install 'penstock[{extra}]'",
             package="jinja2",
-            extra="tokenizers",
+            extra=extra,
         ) from None
 
     class GenerationMarks(Extension):  # type: ignore[misc,unused-ignore]

@@ -29,7 +29,7 @@ class PartsTemplate(ChatTemplate):
     def __init__(
         self, folder: Path, file: Path | None = None, variables: Mapping[str, Any] | None = None
     ) -> None:
-        super().__init__(folder, file, variables, user="conversation")
+        super().__init__(folder, file, variables, user="conversation", extra="vlm")
         self._folder = folder
         self._text_only = False
 

@@ -72,13 +72,14 @@ def from_the_hub(path: Path, files: str = "tokenizer.json") -> str:
     )
 
 
-def parse_tokenizer(data: bytes, path: Path, user: str) -> Tokenizer:
+def parse_tokenizer(data: bytes, path: Path, user: str, extra: str = "tokenizers") -> Tokenizer:
     """Return the tokenizer of a file's bytes, with padding and truncation switched off.
 
     Args:
         data: The bytes.
         path: Where they come from, for errors.
         user: The processor that needs it, for errors.
+        extra: The extra that brings all that this processor needs.
 
     Raises:
         InvalidJob: It is not one, or gives a text other ids every time.
@@ -89,9 +90,9 @@ def parse_tokenizer(data: bytes, path: Path, user: str) -> Tokenizer:
     except ImportError:
         raise MissingExtra(
             f"the processor {user} needs the package tokenizers; "
-            "install it with: pip install 'penstock[tokenizers]'",
+            f"install it with: pip install 'penstock[{extra}]'",
             package="tokenizers",
-            extra="tokenizers",
+            extra=extra,
         ) from None
     try:
         tokenizer = Tokenizer.from_buffer(data)
