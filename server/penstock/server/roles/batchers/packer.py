@@ -408,4 +408,5 @@ def sample_key(ref: SampleRef) -> tuple[str, int, int]:
 
 def holds_item(row: Row, ref: SampleRef) -> bool:
     """Tell whether a row holds what a ref means, of whatever epoch."""
-    return any(sample_key(other) == sample_key(ref) for other in row)
+    key = sample_key(ref)
+    return any(sample_key(other) == key for other in row)
