@@ -303,6 +303,34 @@ def test_planned_rows_keep_to_every_limit_in_every_epoch(batcher: str, tmp_path:
     assert max(Counter(ref for ref in refs_in(plans)).values()) == 1
 
 
+def test_steps_are_balanced_by_what_samples_count(tmp_path: Path) -> None:
+    """In every epoch: a sample gives its place to one that counts as much of what is balanced."""
+    path = tmp_path / "sizes.index"
+    more = {"lanes": 2, "epochs": 3, "batches_per_step": 2}
+    batcher = BestFitDecreasingPackingBatcher(ROW, window=9)  # without limits
+    made(make_job(batcher, **more), path)
+    job = make_job(batcher, plan=Plan(str(path), window=99, balance="patches + tokens"), **more)
+
+    costs = []
+    for epoch in range(3):
+        found = [plan for plan in plans_of(job) if plan.rows[0][0].item.epoch == epoch]
+        found.sort(key=lambda plan: (plan.offset, plan.lane))
+        refs = [[ref for row in plan.rows for ref in row] for plan in found]
+        costs.append([sum(ref.size + ref.counts[1] for ref in each) for each in refs])
+
+    assert len({tuple(sorted(each)) for each in costs}) == 1
+    steps = [{tuple(sorted(each[n : n + 2])) for n in range(0, len(each), 2)} for each in costs]
+    alike = sorted(costs[0])
+    by_cost = {tuple(alike[n : n + 2]) for n in range(len(alike) % 2, len(alike), 2)}
+    for each in steps:
+        assert len(each & by_cost) >= len(by_cost) - 1, "all but those beside the border of epochs"
+
+
+def test_a_balance_by_what_nobody_counts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match=r"'seconds' is not known.*images, .*patches"):
+        make_job("best_fit", plan=Plan(str(tmp_path / "x"), balance="seconds + tokens"))
+
+
 @pytest.mark.parametrize("batcher", ["knapsack", "best_fit_decreasing"])
 def test_planned_lanes_restore_exactly(batcher: str, tmp_path: Path) -> None:
     check_job(lambda: planned_job(batcher, tmp_path), batches=15)
