@@ -13,6 +13,8 @@ import pytest
 from indexes import made
 from penstock.server.core.refs import BatchPlan, SampleRef
 from penstock.server.job.job import Job
+from penstock.server.job.joint_job import JointJob
+from penstock.server.job.role_set import RoleSet
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
@@ -361,6 +363,38 @@ def test_a_batcher_without_sizes_still_has_counts_in_a_plan(tmp_path: Path) -> N
 
     every = (*ITEMS, *MORE)
     assert all(ref.counts == every[ref.item.index][1:] for ref in refs_in(plans))
+
+
+@pytest.mark.parametrize("choice", ["batch", "lane"])
+def test_each_set_of_a_joint_job_counts_its_own(choice: str) -> None:
+    """Pictures beside text: at every offset it goes on exactly, and text has no counts."""
+
+    def make() -> JointJob:
+        pictures = [{"number": n, "real": real, "told": real} for n, real in enumerate(ITEMS)]
+        texts = [{"input_ids": [n] * (1 + n % 9)} for n in range(20)]
+        packed = PackedCollator(pad_to=ROW)
+        sets = {
+            "pictures": RoleSet(
+                ItemsSource(pictures), None, Pictures(), BATCHERS["best_fit"].clone(), packed
+            ),
+            "text": RoleSet(
+                ItemsSource(texts), None, None, BestFitPackingBatcher(ROW, rows=2), packed
+            ),
+        }
+        return JointJob(sets, choice=choice, lanes=2, seed=3, batches_per_step=2)
+
+    job = make()
+    counts: dict[str, set[int]] = {}
+    for lane in range(2):
+        check_job(make, lane=lane, batches=12)
+        line = Line(job, lane)
+        for _ in range(12):
+            plan = line.advance()
+            assert BatchPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+            name = job.role_sets[plan.role_set].name
+            counts.setdefault(name, set()).update(len(ref.counts) for ref in refs_in([plan]))
+
+    assert counts == {"pictures": {2}, "text": {0}}
 
 
 def test_a_processor_with_measures_keeps_the_contract() -> None:
