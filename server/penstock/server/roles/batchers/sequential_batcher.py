@@ -162,8 +162,7 @@ class SequentialPackingBatcher(PackingBatcher):
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Take one sample; return the batches that the rows that it finished have completed."""
         budget, limits = self.max_sequence_length, self._penstock_limits
-        above = None if limits is None else limits.over(ref.counts)
-        if above is not None and (ref.size or budget is None):
+        if limits is not None and (above := limits.over(ref.counts)) and (ref.size or not budget):
             self._dropped[f"overlong_{above}"] += 1
             self._offer(deque([None]))
         elif budget is None or 0 < ref.size < budget:
@@ -214,7 +213,9 @@ class SequentialPackingBatcher(PackingBatcher):
         return self._total + ref.size < budget and not holds_item(self._row, ref)
 
     def _finish(self) -> None:
-        if self.max_samples_per_batch is None:
+        if self._penstock_limits is None:
+            pass
+        elif self.max_samples_per_batch is None:
             self._note_row(self._row, self._total, (self.max_sequence_length or 1) - 1)
         else:
             self._note_row(self._row, len(self._row), self.max_samples_per_batch)
