@@ -169,7 +169,8 @@ class ConversationProcessor(MediaProcessor):
             bad item.
         decoder: What decodes pictures, as of `image`: `jpeg` or `pillow`, with the same pixels.
         kernel: What resizes. `pillow`: as transformers does over Pillow. `torch`: as it does over
-            torchvision, in a quarter of the time; torch must be installed wherever jobs are computed.
+            torchvision, in a quarter of the time; torch must be installed wherever the job is
+            computed.
             The two differ by up to three levels.
         max_pixels: The most pixels of a picture as it comes; one with more is a bad item. How many
             it is given to the model with is said in `settings`.
