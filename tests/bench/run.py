@@ -62,6 +62,7 @@ NAMES = (
     "finite",
     "distributors",
     "processors",
+    "images",
     "collators",
     "node_memory",
     "sizing",
@@ -74,6 +75,7 @@ NAMES = (
     "sources",
     "media_listing",
     "media_far",
+    "sound",
 )
 
 

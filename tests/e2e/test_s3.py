@@ -22,12 +22,16 @@ from harness import serving, write_job_file
 from indexes import Here, made
 from invariants import Purity, eventually
 from penstock.server.job.job import Job
+from penstock.server.media.listing import MediaListing
+from penstock.server.media.media_files import MediaFiles
+from penstock.server.media.media_reader import MediaReader
+from penstock.server.media.media_storage import FIRST_BYTES
 from penstock.server.planning.index.index_file import SizeIndex
 from penstock.server.planning.make.making import Making, make
 from penstock.server.planning.make.measuring import Measuring
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.sources import ItemsSource, JsonlSource, ParquetSource
-from penstock.wire.errors import InvalidJob, SourceChanged
+from penstock.wire.errors import BadItem, InvalidJob, SourceChanged
 from ports import free_port
 
 SECRET = "hush-hush-this-is-the-key"
@@ -278,3 +282,58 @@ def test_an_index_is_made_and_read_behind_a_url(bucket: Any, tmp_path: Path) -> 
     bucket.pipe_file("corpus/cut.index", (tmp_path / "here").read_bytes()[:-1])
     with pytest.raises(InvalidJob, match="is damaged: it ends before its end"):
         SizeIndex.open("s3://corpus/cut.index")
+
+
+def test_media_in_a_bucket_are_those_of_a_folder(bucket: Any, line: Line, tmp_path: Path) -> None:
+    """One job, wherever they lie; each is one request, and what changes there stops it."""
+    for number in range(6):
+        path = tmp_path / "media" / f"{number % 2}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"%d" % number * (100 + number))
+        bucket.put_file(str(path), f"corpus/media/{number % 2}/{number}.jpg")
+    here = MediaReader(MediaFiles(str(tmp_path / "media")))
+    there = MediaReader(MediaFiles("s3://corpus/media"))
+    names = [f"{number % 2}/{number}.jpg" for number in range(6)]
+    line.asked.clear()
+
+    data = [bytes(medium.read()) for medium in there.media(names)]
+    asked = list(line.asked)
+    handed = MediaListing("a key", bytes(there.hand_over()[0].to_bytes()))
+
+    assert there.identity() == here.identity()
+    assert data == [bytes(medium.read()) for medium in here.media(names)]
+    assert asked == ["GET"] * 6
+    assert handed.fingerprint == here.identity()["files"][0]
+    assert there.media(["s3://corpus/media/0/0.jpg"])[0].head(3) == b"000"
+    with pytest.raises(BadItem, match=r"s3://corpus/media/0/9\.jpg is not there: it is none of"):
+        there.media(["0/9.jpg"])
+    with pytest.raises(BadItem, match="lies outside"):
+        there.media(["s3://corpus/away/rows.jsonl"])
+
+    bucket.pipe_file("corpus/media/0/0.jpg", b"1" * 100)
+    bucket.rm_file("corpus/media/1/1.jpg")
+    with pytest.raises(SourceChanged, match=r"0/0\.jpg changed since the job began"):
+        there.media(names)[0].read()
+    with pytest.raises(SourceChanged, match=r"1/1\.jpg is not there any more"):
+        there.media(names)[1].read()
+    assert bytes(there.media(names)[2].read()) == data[2]
+
+
+def test_media_of_a_bucket_that_are_only_allowed_are_read_at_once(bucket: Any, line: Line) -> None:
+    """Nobody knows how large they are, and one request brings a small one, or an empty one."""
+    bucket.pipe_file("corpus/open/small.jpg", b"small")
+    bucket.pipe_file("corpus/open/empty.jpg", b"")
+    bucket.pipe_file("corpus/open/large.jpg", b"l" * (FIRST_BYTES + 5))
+    reader = MediaReader(MediaFiles(allow=["s3://corpus/open"]))
+    small, empty, large, none = reader.media(
+        [f"s3://corpus/open/{name}.jpg" for name in ("small", "empty", "large", "none")]
+    )
+    line.asked.clear()
+
+    assert bytes(small.read()) == b"small"
+    assert line.asked == ["GET"]
+    assert bytes(empty.read()) == b""
+    assert bytes(large.read()) == b"l" * (FIRST_BYTES + 5)
+    with pytest.raises(BadItem, match=r"s3://corpus/open/none\.jpg is not there"):
+        none.read()
+    assert "only the names are known" in reader.cautions()[0]

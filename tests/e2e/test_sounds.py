@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,10 @@ import pytest
 from harness import serving, write_job_file
 from penstock.client import Loader
 from penstock.server.core.refs import ItemRef
+from penstock.server.jobs.load import load
+from penstock.server.media import resample
 from penstock.server.media.medium import HeldMedium
+from penstock.server.pipeline.line import Line
 from penstock.server.roles import ProcessContext, SoundProcessor
 from penstock.wire.errors import BadItem
 from sounds import FORMATS, RESAMPLED, drawn, written
@@ -161,18 +166,63 @@ def test_a_damaged_sound_is_named_with_its_file(tmp_path: Path) -> None:
         list(loader)
 
 
-def test_sounds_are_packed_by_the_tokens_that_their_headers_tell(tmp_path: Path) -> None:
-    """No row above the limit, none larger or smaller than it was planned, and each sample once."""
+@pytest.mark.parametrize("limits", [None, {"seconds": 3}, {"media_tokens": 40}])
+def test_sounds_are_packed_by_what_their_headers_tell(
+    tmp_path: Path, limits: dict[str, int] | None
+) -> None:
+    """No row above a limit, none larger than it was planned, and each sample once."""
     items = write_sounds(tmp_path / "sounds")
-    batcher = {"type": "best_fit", "max_tokens": 60, "pool_size": 12}
+    batcher: dict[str, Any] = {"type": "best_fit", "max_tokens": 60, "pool_size": 12}
+    if limits is not None:
+        batcher |= {"limits": limits, "overlong": "alone"}
     file = write_job_file(tmp_path / "job.yaml", {"main": job_of(items, batcher=batcher)})
 
     rows = []
     with serving(file, "--workers", "2") as server, Loader(server.address, "main") as loader:
         for batch in loader:
-            assert "larger_than_told" not in batch.counts
             rows.append([int(number) for number in batch["number"]])
-            assert sum(map(len, batch["input_ids"])) <= 60
+            tokens = sum(map(len, batch["input_ids"]))
+            seconds = sum(-(-len(sound) // 16000) for sound in batch["sound"])
+            counted = {"seconds": seconds, "media_tokens": tokens}
+            assert tokens <= 60
+            assert all(counted[name] <= most for name, most in (limits or {}).items())
 
     assert sorted(number for row in rows for number in row) == list(range(len(items)))
     assert max(map(len, rows)) > 1
+    line = Line(load(str(file), environ={}).job("main"), 0)
+    accounts = [line.make(line.advance()).accounting for _ in range(4)]
+    assert not [name for account in accounts for name in account if name.startswith("size:")]
+
+
+# --- what docs/sound.md says ---
+
+PAGE = (TESTS.parent / "docs" / "sound.md").read_text()
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+    """As it is written there, with the item and the keys that it names."""
+    [example] = re.findall(r"<!-- file: sound.yaml -->\n```yaml\n(.*?)```", PAGE, re.S)
+    [line] = re.findall(r"An item of it is `(.*?)`", PAGE)
+    item = json.loads(line)
+    (tmp_path / "sound.yaml").write_text(example)
+    (tmp_path / "clips.jsonl").write_text(f"{line}\n" * 8)
+    path = tmp_path / "clips" / item["audio"]
+    path.parent.mkdir(parents=True)
+    path.write_bytes(written(drawn(1, 48000, 2), 48000, "flac"))
+
+    address = f"local:{tmp_path}/sound.yaml"
+    with Loader(address, "speech", rank=0, world_size=1) as loader:
+        batch = next(iter(loader))
+
+    assert list(batch) == ["sound", "sample_rate", "text"]
+    assert [sound.shape for sound in batch["sound"]] == [(16000,)] * 4
+
+
+def test_figures_of_the_page_are_those_of_the_code() -> None:
+    """Bounds and bits that it names are constants somewhere."""
+    most = inspect.signature(SoundProcessor.__init__).parameters["max_bytes"].default
+
+    assert f"{most >> 20} MiB are {most / 4 / 16000 / 60:.0f} minutes" in PAGE
+    assert f"a sinc of {resample.ZERO_CROSSINGS} zero crossings" in PAGE
+    assert f"what would alias by {resample.ATTENUATION_DB} dB" in PAGE
+    assert all(f"`{name}`" in PAGE for name in ("wav", "flac", "ogg", "mp3"))

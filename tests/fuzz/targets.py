@@ -293,6 +293,7 @@ def _index_seeds() -> Iterator[bytes]:
 def _block_seeds() -> Iterator[bytes]:
     yield encode_block(samples_of([1, 2], "filtered:no", [300]))
     yield encode_block(one_each(*range(20)))
+    yield encode_block(one_each(1, 2)._replace(measured=np.array([[1, 300, 0], [2, 70_000, 0]])))
 
 
 def _pem(data: bytes) -> None:

@@ -7,6 +7,7 @@ A section that differs means other bytes for the same job: see `REMEDIES`.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -14,12 +15,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import soundfile
 
 from penstock.server.core import permutation
 from penstock.server.core.canonical import canonical
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import job as job_module
 from penstock.server.job.job import Job
+from penstock.server.media.medium import HeldMedium
+from penstock.server.media.resample import RESAMPLER_VERSION
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.line import Line
 from penstock.server.roles import DataDistributor, LaneDraws, StreamSource, context, reading
@@ -33,7 +37,7 @@ from penstock.server.roles.distributors import (
     MixtureDistributor,
     RankPartitionedDistributor,
 )
-from penstock.server.roles.processors import FunctionProcessor
+from penstock.server.roles.processors import FunctionProcessor, SoundProcessor
 from penstock.server.sources import ItemsSource
 from penstock.server.usercode.seeding import purpose_key, seeded_globals
 from penstock.wire import frame
@@ -236,6 +240,36 @@ def batches() -> Any:
     return found
 
 
+def sounds() -> Any:
+    """Return digests of what `sound` makes of fixed points, in formats that lose none."""
+    rate, found = 24000, {}
+    wave = np.arange(2 * 6000, dtype=np.int64).reshape(6000, 2)
+    points = ((wave * wave // 7 + 7919 * wave) % 65536 - 32768).astype(np.int16)
+    forms: dict[str, dict[str, Any]] = {
+        "as it is": {},
+        "all channels, int16": {"channels": "all", "dtype": "int16"},
+        "at 16 kHz": {"sample_rate": 16000, "tokens_per_second": 25},
+        "at 44.1 kHz, int16": {"sample_rate": 44100, "dtype": "int16", "points_per_token": 441},
+        "a span": {"start_s": 0.1, "stop_s": 0.2, "sample_rate": 8000},
+    }
+    for kind in ("WAV", "FLAC"):
+        file = io.BytesIO()
+        soundfile.write(file, points, rate, format=kind, subtype="PCM_16")
+        raw = {"audio": file.getvalue()}
+        for name, parameters in forms.items():
+            media = [HeldMedium(kind, raw["audio"])]
+            told = context.ProcessContext(ItemRef("main", 0, 0), 7, media)
+            sample = SoundProcessor(**parameters).process(raw, told)
+            sound = sample["sound"]
+            found[f"{kind}, {name}"] = {
+                "sha256": hashlib.sha256(sound.tobytes()).hexdigest(),
+                "sound": [sound.dtype.name, *sound.shape],
+                "sample_rate": sample["sample_rate"],
+                "tokens": len(sample.get("input_ids", ())),
+            }
+    return found
+
+
 def snapshots() -> Any:
     """Return a snapshot of a lane in the middle of its way for every shipped batcher."""
     assert set(BATCHERS) == set(BUILTIN_BATCHERS), "a new batcher has a snapshot to pin"
@@ -262,6 +296,8 @@ def versions() -> dict[str, Any]:
         "ORDER_FORMAT": job_module.ORDER_FORMAT,
         "ORDER_VERSION": permutation.ORDER_VERSION,
         "snapshot.FORMAT": snapshot.FORMAT,
+        "RESAMPLER_VERSION": RESAMPLER_VERSION,
+        "sound.version": SoundProcessor.version,
         **{f"{name}.version": cls.version for name, cls in sorted(roles.items())},
     }
 
@@ -273,6 +309,7 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "log_id": log_id,
     "batches": batches,
     "snapshots": snapshots,
+    "sounds": sounds,
 }
 
 REMEDIES = {
@@ -281,6 +318,7 @@ REMEDIES = {
     "keys": "raise ORDER_FORMAT in job.py: everything random is made of these",
     "log_id": "raise ORDER_FORMAT in job.py, for every job becomes another log",
     "batches": "raise `version` of the collator (or batcher), or ORDER_FORMAT where all changed",
+    "sounds": "raise `version` of the processor, or RESAMPLER_VERSION, for other rates",
     "snapshots": "raise FORMAT in pipeline/snapshot.py, or `version` of the batcher",
 }
 """Which version has to rise when a section changes."""

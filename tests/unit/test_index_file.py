@@ -54,6 +54,53 @@ def test_a_block_gives_back_what_was_written(items: list[Any], data: st.DataObje
     assert as_items(block.read(start, stop, 0), start) == items[start:stop]
 
 
+@given(ITEMS, st.integers(0, 3), st.data())
+def test_a_block_gives_back_what_samples_count(
+    items: list[Any], measures: int, data: st.DataObject
+) -> None:
+    """Beside their sizes; a block without measures has the bytes that it always had."""
+    found = samples_of(*items)
+    count = st.integers(0, 300) | st.sampled_from([255, 256, 2**16, 2**32 - 1, 2**32, 2**40])
+    counts = st.lists(count, min_size=measures, max_size=measures)
+    drawn = data.draw(st.lists(counts, min_size=len(found.sizes), max_size=len(found.sizes)))
+    measured = np.array(drawn, np.int64).reshape(len(found.sizes), measures)
+    whole = found._replace(measured=measured if measures else None)
+
+    encoded = encode_block(whole)
+
+    assert (encoded == encode_block(found)) is (measures == 0)
+    block = decode_block(encoded)
+    assert len(block.measured) == measures
+    assert block.totals == [int(sum(column)) for column in measured.T.tolist()]
+    start = data.draw(st.integers(0, len(items)))
+    stop = data.draw(st.integers(start, len(items)))
+    part = block.read(start, stop, 0)
+    assert as_items(part, start) == items[start:stop]
+    firsts = np.concatenate([[0], np.cumsum(found.counts)]).astype(int)
+    expected = measured[firsts[start] : firsts[stop]].tolist()
+    assert (part.measured is None) is (measures == 0)
+    assert part.measured is None or part.measured.tolist() == expected
+
+
+def test_what_samples_count_is_summed_and_checked(tmp_path: Path) -> None:
+    """Over blocks; a block without what the index names is refused."""
+    found = one_each(*range(1000))._replace(measured=np.arange(2000).reshape(1000, 2))
+    inputs = {"measures": ["images", "patches"]}
+    written(tmp_path / "x", ("a", found), inputs=inputs)
+
+    index = SizeIndex.open(str(tmp_path / "x"))
+
+    index.check()
+    assert index.sources["a"].counted == {"images": 999_000, "patches": 1_000_000}
+    part = index.sources["a"].read(250, 300).measured
+    assert part is not None
+    assert part.tolist() == [[2 * n, 2 * n + 1] for n in range(250, 300)]
+    with pytest.raises(ValueError, match="argument"):
+        written(tmp_path / "y", ("a", one_each(5)), inputs=inputs)
+    with pytest.raises(ValueError, match="argument"):
+        written(tmp_path / "y", ("a", found))
+
+
 @pytest.mark.parametrize(
     ("sizes", "nbytes"),
     [
@@ -80,11 +127,20 @@ def test_counts_take_no_bytes_where_all_are_one() -> None:
         ItemSizes(np.array([0], np.uint32), np.array([], np.int64)),
         ItemSizes(np.array([0], np.uint32), np.array([], np.int64), {1: "filtered:x"}),
         ItemSizes(None, np.array([-1])),
+        ItemSizes(None, np.array([1]), measured=np.zeros((2, 1), np.int64)),
+        ItemSizes(None, np.array([1]), measured=np.array([[-1]])),
     ],
-    ids=["a size is missing", "no reason", "the reason of another", "a negative size"],
+    ids=[
+        "a size is missing",
+        "no reason",
+        "the reason of another",
+        "a negative size",
+        "counts of another sample",
+        "a negative count",
+    ],
 )
 def test_what_does_not_go_together_is_not_written(wrong: ItemSizes) -> None:
-    with pytest.raises(ValueError, match=r"sizes|reason|size is"):
+    with pytest.raises(ValueError, match=r"sizes|reason|size is|count is"):
         encode_block(wrong)
 
 

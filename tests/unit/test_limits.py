@@ -82,7 +82,7 @@ def test_every_packer_is_here() -> None:
 
 
 @pytest.mark.parametrize("name", PACKERS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(samples=SAMPLES, rows=st.integers(1, 2), items=st.sampled_from([3, 10**6]))
 def test_rows_keep_to_every_limit_and_each_sample_comes_once(
     name: str, samples: Sizes, rows: int, items: int
@@ -106,7 +106,7 @@ def test_rows_keep_to_every_limit_and_each_sample_comes_once(
 
 
 @pytest.mark.parametrize("name", PACKERS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(samples=SAMPLES)
 def test_limits_that_nothing_reaches_change_no_row(name: str, samples: Sizes) -> None:
     """Of samples that are not above a row by themselves: these count nothing here."""
@@ -123,7 +123,7 @@ def test_limits_that_nothing_reaches_change_no_row(name: str, samples: Sizes) ->
 
 
 @pytest.mark.parametrize("name", PACKERS)
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(samples=SAMPLES)
 def test_a_packer_with_limits_keeps_the_contract(name: str, samples: Sizes) -> None:
     """Nothing is lost, it goes on from its state after any sample, and its promises hold."""
@@ -247,7 +247,7 @@ def slow(samples: Sizes, capacity: int, most: Sequence[int], *, tightest: bool) 
     return [members for members, _ in packs]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(samples=SAMPLES)
 def test_vectors_are_packed_as_by_the_book(samples: Sizes) -> None:
     sizes, counts = [s for s, *_ in samples], [c for _, *c in samples]

@@ -141,6 +141,33 @@ def test_heads_are_all_that_is_read_for_a_size(store: FarStore) -> None:
     assert whole == [b"l" * 3 * HEAD_BYTES, b"small", b""]
 
 
+def test_a_part_is_read_alone(store: FarStore) -> None:
+    """By one request, within a part that the item names, too; a head is not read again."""
+    data = bytes(range(256)) * 1024
+    (store.folder / "long.wav").write_bytes(data)
+    reader = reader_of(store)
+    whole, part = files_of(
+        reader, "long.wav", {"path": "long.wav", "offset": 1000, "length": 90000}
+    )
+
+    assert whole.size() == len(data)
+    assert (whole.at(100, 200), part.size()) == (data[100:200], 90000)
+    for medium, first, size in ((whole, 0, len(data)), (part, 1000, 90000)):
+        medium.head()
+        store.asked.clear()
+        assert medium.at(70000, 70010) == data[first + 70000 : first + 70010]
+        assert medium.at(size - 5, size + 5) == data[first + size - 5 : first + size]
+        assert medium.at(size, size + 5) == medium.at(size + 5, size + 9) == b""
+        assert [wanted for _, wanted in store.asked] == [
+            f"bytes={first + 70000}-{first + 70009}",
+            f"bytes={first + size - 5}-{first + size - 1}",
+        ]
+    store.failing["long.wav"] = [503] * 99
+    with pytest.raises(SourceUnavailable, match=r"long\.wav cannot be read at the moment"):
+        whole.at(80000, 80010)
+    assert isinstance(whole.failure, SourceUnavailable)
+
+
 def test_what_fails_ahead_fails_by_name_when_it_is_needed(store: FarStore) -> None:
     """A thread's error is nobody's: whoever needs the medium asks again, and is told."""
     write(store, 3)

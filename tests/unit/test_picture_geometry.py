@@ -13,41 +13,41 @@ from PIL import Image
 import pictures
 from penstock.server.media import resize as kernels
 from penstock.server.media.bad_picture import BadPicture
-from penstock.server.media.geometry import Box, Geometry, Layout, Size, smart_resize
+from penstock.server.media.geometry import Box, Extent, Geometry, Layout, smart_resize
 from penstock.server.media.resize import FILTERS, KERNELS, load_kernel, resize
 from penstock.wire.errors import MissingExtra
 
 SIZES = [
-    Size(375, 500),
-    Size(500, 375),
-    Size(224, 224),
-    Size(1, 300),
-    Size(97, 31),
-    Size(1080, 1920),
+    Extent(375, 500),
+    Extent(500, 375),
+    Extent(224, 224),
+    Extent(1, 300),
+    Extent(97, 31),
+    Extent(1080, 1920),
 ]
 
 
-def layout(geometry: Geometry, picture: Size, seed: int = 0) -> Layout:
+def layout(geometry: Geometry, picture: Extent, seed: int = 0) -> Layout:
     return geometry.lay_out(picture, "it", lambda: np.random.default_rng(seed))
 
 
 GEOMETRIES = [
     Geometry(),
-    Geometry("exact", Size(224, 112)),
-    Geometry("shortest", Size(256, 256)),
-    Geometry("longest", Size(256, 256)),
-    Geometry("pad", Size(96, 160)),
+    Geometry("exact", Extent(224, 112)),
+    Geometry("shortest", Extent(256, 256)),
+    Geometry("longest", Extent(256, 256)),
+    Geometry("pad", Extent(96, 160)),
     Geometry("smart_resize"),
-    Geometry("exact", Size(64, 64), crop="centre", crop_size=Size(48, 32)),
-    Geometry("shortest", Size(300, 300), crop="random", crop_size=Size(224, 224), flip=0.5),
-    Geometry(crop="random", crop_size=Size(1, 20)),
-    Geometry(crop="random_resized", crop_size=Size(224, 224)),
+    Geometry("exact", Extent(64, 64), crop="centre", crop_size=Extent(48, 32)),
+    Geometry("shortest", Extent(300, 300), crop="random", crop_size=Extent(224, 224), flip=0.5),
+    Geometry(crop="random", crop_size=Extent(1, 20)),
+    Geometry(crop="random_resized", crop_size=Extent(224, 224)),
 ]
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("picture", SIZES, ids=str)
-def test_the_size_is_known_without_a_draw(geometry: Geometry, picture: Size) -> None:
+def test_the_size_is_known_without_a_draw(geometry: Geometry, picture: Extent) -> None:
     """Whatever is drawn, the result is as large as its header told; parts lie within."""
     try:
         told = geometry.result(picture, "it")
@@ -72,9 +72,9 @@ def test_the_size_is_known_without_a_draw(geometry: Geometry, picture: Size) -> 
 def test_sides_keep_their_ratio() -> None:
     """The shorter side, or the longer one, gets the size; a picture to be padded fits within."""
     for picture in SIZES:
-        shortest = layout(Geometry("shortest", Size(90, 90)), picture).resized
-        longest = layout(Geometry("longest", Size(90, 90)), picture).resized
-        padded = layout(Geometry("pad", Size(90, 60)), picture).resized
+        shortest = layout(Geometry("shortest", Extent(90, 90)), picture).resized
+        longest = layout(Geometry("longest", Extent(90, 90)), picture).resized
+        padded = layout(Geometry("pad", Extent(90, 60)), picture).resized
         assert min(shortest) == 90
         assert max(longest) == 90
         assert padded.height == 90 or padded.width == 60
@@ -96,16 +96,16 @@ def test_smart_resize_is_that_of_transformers() -> None:
         for picture in itertools.product(sides, sides):
             if max(picture) > 200 * min(picture):
                 with pytest.raises(BadPicture, match="200 times as long"):
-                    smart_resize(Size(*picture), "it", factor, least, most)
+                    smart_resize(Extent(*picture), "it", factor, least, most)
                 continue
             theirs = qwen.smart_resize(*picture, factor, least, most)
-            assert smart_resize(Size(*picture), "it", factor, least, most) == tuple(theirs)
+            assert smart_resize(Extent(*picture), "it", factor, least, most) == tuple(theirs)
 
 
 def test_random_parts_are_spread_as_told() -> None:
     """Areas and ratios lie where they may, and every corner is reached."""
-    geometry = Geometry(crop="random_resized", crop_size=Size(10, 10), crop_scale=(0.2, 0.5))
-    picture, areas, ratios = Size(400, 600), [], []
+    geometry = Geometry(crop="random_resized", crop_size=Extent(10, 10), crop_scale=(0.2, 0.5))
+    picture, areas, ratios = Extent(400, 600), [], []
     corners = set()
 
     for seed in range(400):
@@ -124,23 +124,23 @@ def test_random_parts_are_spread_as_told() -> None:
 
 def test_the_middle_is_taken_where_nothing_fits() -> None:
     """Of a strip, with the ratio that is nearest to its own."""
-    found = layout(Geometry(crop="random_resized", crop_size=Size(8, 8)), Size(10, 1000)).part
+    found = layout(Geometry(crop="random_resized", crop_size=Extent(8, 8)), Extent(10, 1000)).part
 
     assert found == Box(0, 493, 10, 13)
 
 
 def test_a_crop_of_a_picture_that_is_too_small_is_an_error() -> None:
     """It says both sizes, and what to do."""
-    geometry = Geometry("shortest", Size(100, 100), crop="centre", crop_size=Size(224, 224))
+    geometry = Geometry("shortest", Extent(100, 100), crop="centre", crop_size=Extent(224, 224))
 
     with pytest.raises(BadPicture, match="133 x 100 pixels where it is cropped to 224 x 224"):
-        layout(geometry, Size(375, 500))
+        layout(geometry, Extent(375, 500))
 
 
 @pytest.mark.parametrize("picture", SIZES, ids=str)
-def test_a_part_of_a_smaller_decode_is_no_smaller_than_asked(picture: Size) -> None:
+def test_a_part_of_a_smaller_decode_is_no_smaller_than_asked(picture: Extent) -> None:
     """Both ways, for a whole picture and for random parts of it."""
-    geometry = Geometry(crop="random_resized", crop_size=Size(20, 20))
+    geometry = Geometry(crop="random_resized", crop_size=Extent(20, 20))
     for seed, times in itertools.product(range(30), (1, 2)):
         found = layout(geometry, picture, seed)
         least = found.least(picture, times)
@@ -149,8 +149,8 @@ def test_a_part_of_a_smaller_decode_is_no_smaller_than_asked(picture: Size) -> N
         assert part.left + part.width <= least.width
         assert part.height >= times * 20 - 1  # both ends are rounded
         assert part.width >= times * 20 - 1
-    whole = layout(Geometry("exact", Size(20, 20)), picture)
-    assert whole.part_of(picture, Size(*(2 * side for side in picture)))[2:] == tuple(
+    whole = layout(Geometry("exact", Extent(20, 20)), picture)
+    assert whole.part_of(picture, Extent(*(2 * side for side in picture)))[2:] == tuple(
         2 * side for side in picture
     )
 
@@ -160,9 +160,9 @@ def test_a_part_of_a_smaller_decode_is_no_smaller_than_asked(picture: Size) -> N
 
 @pytest.mark.parametrize("filtering", FILTERS)
 @pytest.mark.parametrize(
-    "size", [Size(224, 224), Size(40, 333), Size(600, 700), Size(1, 1)], ids=str
+    "size", [Extent(224, 224), Extent(40, 333), Extent(600, 700), Extent(1, 1)], ids=str
 )
-def test_kernels_are_what_they_are_called(size: Size, filtering: str) -> None:
+def test_kernels_are_what_they_are_called(size: Extent, filtering: str) -> None:
     """Pillow's is Pillow's; torch's bilinear is within a level; a size that is there is left."""
     image = pictures.photograph()
     pixels = np.asarray(image)
@@ -174,7 +174,7 @@ def test_kernels_are_what_they_are_called(size: Size, filtering: str) -> None:
     assert np.array_equal(found["pillow"], theirs)
     assert abs(found["torch"] - theirs).max() <= {"bilinear": 1, "bicubic": 3}[filtering]
     assert found["torch"].flags.c_contiguous
-    assert resize(pixels, Size(375, 500), "torch") is pixels
+    assert resize(pixels, Extent(375, 500), "torch") is pixels
 
 
 def test_a_crop_of_an_array_needs_no_copy_of_its_own() -> None:
@@ -182,8 +182,8 @@ def test_a_crop_of_an_array_needs_no_copy_of_its_own() -> None:
     pixels = np.asarray(pictures.photograph()).copy()[20:320, 33:433]
 
     for kernel in KERNELS:
-        found = resize(pixels, Size(100, 90), kernel)
-        assert np.array_equal(found, resize(pixels.copy(), Size(100, 90), kernel))
+        found = resize(pixels, Extent(100, 90), kernel)
+        assert np.array_equal(found, resize(pixels.copy(), Extent(100, 90), kernel))
 
 
 def test_opencv_passes_over_no_pixels() -> None:
@@ -193,8 +193,8 @@ def test_opencv_passes_over_no_pixels() -> None:
     halves = np.zeros((903, 1201, 3), np.uint8)
     halves[:, 600:] = 255
 
-    found = resize(lines, Size(100, 130), "opencv")
-    split = resize(halves, Size(100, 130), "opencv")
+    found = resize(lines, Extent(100, 130), "opencv")
+    split = resize(halves, Extent(100, 130), "opencv")
 
     assert abs(found.astype(int) - 128).max() <= 255 / 18 + 1
     assert (split[:, :64] == 0).all()

@@ -91,6 +91,21 @@ class Miscounts(RawItemProcessor):
         return Miscounts(1)
 
 
+class Uncounted(RawItemProcessor):
+    """Names two measures, and counts one."""
+
+    version = 1
+    measures = ("images", "patches")  # type: ignore[assignment]
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Return the item."""
+        return {"x": raw["x"]}
+
+    def counts(self, sample: Sample) -> Sequence[int]:
+        """Return one."""
+        return [1]
+
+
 class Eats(RawItemProcessor):
     """Takes what it needs out of the item."""
 
@@ -164,6 +179,7 @@ ROWS: tuple[Any, Any] = ([[{"x": 3}]], [[{"x": 3000}]])
         (lambda: check_processor(Rolls(), [{"x": 1}]), "it is not pure"),
         (lambda: check_processor(Eats(), [{"x": 1}]), "changes the item"),
         (lambda: check_processor(Miscounts(), [{"x": 1}]), "gives other lengths of 'ids'"),
+        (lambda: check_processor(Uncounted(), [{"x": 1}]), "so give 2 counts"),
         (lambda: check_batcher(Loses(), SAMPLES), "Loses has lost samples: 1 of 3"),
         (lambda: check_batcher(Forgets(), SAMPLES), "after restore"),
         (lambda: check_collator(Narrows(), *ROWS), "'x' as .*uint8.* and .*uint16"),

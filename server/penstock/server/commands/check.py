@@ -208,6 +208,9 @@ def _rows(measured: JobMeasures, verbose: bool) -> Iterator[tuple[str, str]]:
         ready = f"{memory.ready:,.0f} MiB of it for ready batches (ready_bytes of the server)"
         yield "memory where readers stall", f"up to {memory.stalled:,.0f} MiB, {ready}"
     yield from part_rows(measured.parts)
+    for name, value in measured.measures.items():
+        each = f", {value / measured.batches_run:,.1f} each"
+        yield f"{name} in {counted(measured.batches_run, 'batch')}", f"{value:,}{each}"
     for name, value in measured.counts.items():
         yield f"{name} in {counted(measured.batches_run, 'batch')}", f"{value:,}"
 

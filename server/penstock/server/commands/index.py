@@ -18,6 +18,7 @@ from penstock.server.commands.sheet import Sheet
 from penstock.server.files.catalog import pack_catalogs
 from penstock.server.job.job import Job
 from penstock.server.jobs.load import Config, load
+from penstock.server.planning.index.index_file import SizeIndex
 from penstock.server.planning.make.making import Engine, MadeIndex, Making, left_out, make
 from penstock.server.planning.make.measuring import Measuring
 from penstock.server.planning.make.measuring_pool import MeasuringPool
@@ -152,12 +153,14 @@ def to_json(made: MadeIndex, counted: DataSets) -> dict[str, Any]:
         "items": sum(source.items for source in found.sources.values()),
         "samples": sum(source.samples for source in found.sources.values()),
         "tokens": sum(source.tokens for source in found.sources.values()),
+        **({"measures": counted_in(found)} if found.measures else {}),
         "left_out": dict(left_out(found)),
         "sources": {
             name: {
                 "items": source.items,
                 "samples": source.samples,
                 "tokens": source.tokens,
+                **({"measures": dict(source.counted)} if found.measures else {}),
                 "left_out": dict(source.left_out),
                 **({"data_sets": counted[name]} if name in counted else {}),
             }
@@ -169,6 +172,12 @@ def to_json(made: MadeIndex, counted: DataSets) -> dict[str, Any]:
         "items_of_earlier_commands": made.done.found,
         "quarantined": [list(each) for each in made.done.bad],
     }
+
+
+def counted_in(index: SizeIndex) -> dict[str, int]:
+    """Return what all samples of an index count beside their sizes, by measure."""
+    sources = index.sources.values()
+    return {name: sum(source.counted[name] for source in sources) for name in index.measures}
 
 
 def render(made: MadeIndex, counted: DataSets, role_set: str = "") -> str:
@@ -186,6 +195,7 @@ def render(made: MadeIndex, counted: DataSets, role_set: str = "") -> str:
         ("items", f"{told['items']:,}"),
         ("samples", f"{told['samples']:,}"),
         ("tokens", f"{told['tokens']:,}"),
+        *((name, f"{count:,}") for name, count in told.get("measures", {}).items()),
         *((reason, f"{count:,}") for reason, count in sorted(told["left_out"].items())),
         ("size", f"{told['bytes']:,} bytes"),
     ]

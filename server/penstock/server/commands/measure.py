@@ -98,6 +98,7 @@ class JobMeasures:
         filtered: Items without a sample, by reason.
         quarantined: Items that fail, by reason, where the job's policy is to leave them out.
         counts: Sums of the batches' counts.
+        measures: What their samples count beside their sizes, by measure.
         parts: Of each part of a mixture what it shall have, and what it had in these batches.
         bytes_per_batch: Mean bytes of a body.
         efficiency: tokens / (tokens + padding tokens) of the `paced_batches`, or None where the
@@ -130,6 +131,7 @@ class JobMeasures:
     filtered: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    measures: dict[str, int] = field(default_factory=dict)
     parts: list[PartShare] = field(default_factory=list)
     bytes_per_batch: int = 0
     efficiency: float | None = None
@@ -237,6 +239,7 @@ def examine(
         known.count(is_enough=lambda: known.numbering.least > 0)
         job.check_not_empty(known.numbering)
     _count_batches(found, batches)
+    found.measures = _measured(job, batches)
     good = [
         ref for ref, out in zip(refs, outcomes, strict=True) if not isinstance(out, Quarantined)
     ]
@@ -394,6 +397,16 @@ def _count_batches(found: JobMeasures, batches: Sequence[Computed]) -> None:
     tokens, padding = counts.get("tokens", 0), counts.get("padding_tokens")
     if padding is not None and tokens + padding > 0:
         found.efficiency = tokens / (tokens + padding)
+
+
+def _measured(job: Job, batches: Sequence[Computed]) -> dict[str, int]:
+    """Return what the samples of batches count beside their sizes, by measure."""
+    found: Counter[str] = Counter()
+    for plan in (batch.plan for batch in batches if batch.plan is not None):
+        names = job.role_sets[plan.role_set].measures
+        for ref in (ref for row in plan.rows for ref in row if ref.counts):
+            found.update(dict(zip(names, ref.counts, strict=True)))
+    return dict(found)
 
 
 def _measure_pace(found: JobMeasures, lines: Sequence[Line], least: int) -> None:

@@ -65,6 +65,8 @@ def _rows(report: PlanReport) -> Iterator[tuple[str, str]]:
         yield "packing efficiency", _share(packing.efficiency)
     for name, spread in spreads(report):
         yield name, _spread(spread)
+    for name, (total, spread) in report.measured.items():
+        yield name, f"{total:,}; per batch {_spread(spread)}"
     size = report.batches_per_step
     yield "batches per step", f"{size:,} ({SAID_BY[report.step_from]})"
     yield "steps", _steps(report)

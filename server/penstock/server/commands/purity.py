@@ -342,7 +342,8 @@ def first_batches(line: Line, count: int) -> list[Computed]:
             break
         body = bytearray(made.nbytes)
         header = made.write(memoryview(body))
-        found.append(Computed(with_position(header, order.position(line.lane, offset)), body))
+        header = with_position(header, order.position(line.lane, offset))
+        found.append(Computed(header, body, made.plan))
     return found
 
 

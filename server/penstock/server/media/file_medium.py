@@ -17,6 +17,7 @@ from penstock.server.media.media_storage import (
     Filesystems,
     Part,
     changed,
+    is_refusal,
     read_local,
     read_remote,
     trouble,
@@ -199,8 +200,8 @@ class FileMedium(Medium):
             known = Stamp(self._listed.size, "", "", False)
         try:
             return read_remote(ranges, path, start, stop, known)
-        except Exception:
-            if known is not None:  # a store may refuse to give any version but this
+        except Exception as error:
+            if known is not None and is_refusal(error):  # of any version but this
                 found = None
                 with contextlib.suppress(Exception):  # of the look: the first error says more
                     found = ranges.look(path)

@@ -25,14 +25,14 @@ TRIES = 10
 """So often a random part is drawn before the middle is taken, as in torchvision."""
 
 
-class Size(NamedTuple):
+class Extent(NamedTuple):
     """Pixels down and across."""
 
     height: int
     width: int
 
 
-NONE = Size(0, 0)
+NONE = Extent(0, 0)
 """Stands for a size where there is none."""
 
 
@@ -57,31 +57,31 @@ class Layout(NamedTuple):
     """
 
     part: Box
-    resized: Size
+    resized: Extent
     crop: Box | None = None
-    canvas: Size | None = None
+    canvas: Extent | None = None
     flip: bool = False
 
     @property
-    def size(self) -> Size:
+    def size(self) -> Extent:
         """Return the size of the result."""
         if self.canvas is not None:
             return self.canvas
-        return self.resized if self.crop is None else Size(self.crop.height, self.crop.width)
+        return self.resized if self.crop is None else Extent(self.crop.height, self.crop.width)
 
-    def least(self, picture: Size, times: int) -> Size:
+    def least(self, picture: Extent, times: int) -> Extent:
         """Return the smallest size of a whole picture in which its part is `times` what it becomes.
 
         Args:
             picture: The picture's own size.
             times: How many times as large as the result it should be, 1 or more.
         """
-        return Size(
+        return Extent(
             -(-picture.height * self.resized.height * times // self.part.height),
             -(-picture.width * self.resized.width * times // self.part.width),
         )
 
-    def part_of(self, picture: Size, decoded: Size) -> Box:
+    def part_of(self, picture: Extent, decoded: Extent) -> Box:
         """Return where the part lies in a picture that was decoded smaller.
 
         Args:
@@ -119,9 +119,9 @@ class Geometry:
     """
 
     resize: str | None = None
-    size: Size = NONE
+    size: Extent = NONE
     crop: str | None = None
-    crop_size: Size = NONE
+    crop_size: Extent = NONE
     crop_scale: tuple[float, float] = (0.08, 1.0)
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.0
@@ -134,7 +134,7 @@ class Geometry:
         """Tell whether anything is random."""
         return self.flip > 0 or self.crop in ("random", "random_resized")
 
-    def result(self, picture: Size, name: str) -> Size:
+    def result(self, picture: Extent, name: str) -> Extent:
         """Return the size of the result, which nothing random decides.
 
         Raises:
@@ -147,7 +147,7 @@ class Geometry:
         return self.size if self.resize == "pad" else self._resized(picture, name)
 
     def lay_out(
-        self, picture: Size, name: str, generator: Callable[[], np.random.Generator]
+        self, picture: Extent, name: str, generator: Callable[[], np.random.Generator]
     ) -> Layout:
         """Return what becomes of a picture.
 
@@ -169,11 +169,11 @@ class Geometry:
             elif self.resize == "pad":
                 canvas = self.size
         if self.resize is None and crop is not None:  # nothing but a part of the picture
-            part, resized, crop = crop, Size(crop.height, crop.width), None
+            part, resized, crop = crop, Extent(crop.height, crop.width), None
         flip = self.flip > 0 and float(generator().random()) < self.flip
         return Layout(part, resized, crop, canvas, flip)
 
-    def _resized(self, picture: Size, name: str) -> Size:
+    def _resized(self, picture: Extent, name: str) -> Extent:
         height, width = picture
         match self.resize:
             case "exact":
@@ -181,18 +181,18 @@ class Geometry:
             case "shortest" | "longest":
                 side = self.size.height
                 if (height < width) == (self.resize == "shortest"):
-                    return Size(side, max(1, side * width // height))
-                return Size(max(1, side * height // width), side)
+                    return Extent(side, max(1, side * width // height))
+                return Extent(max(1, side * height // width), side)
             case "pad":
                 # The side that fills its own; the other is at most as long as its own.
                 if height * self.size.width >= width * self.size.height:
-                    return Size(self.size.height, max(1, width * self.size.height // height))
-                return Size(max(1, height * self.size.width // width), self.size.width)
+                    return Extent(self.size.height, max(1, width * self.size.height // height))
+                return Extent(max(1, height * self.size.width // width), self.size.width)
             case "smart_resize":
                 return smart_resize(picture, name, self.factor, self.least_pixels, self.most_pixels)
         return picture
 
-    def _check_crop(self, resized: Size, name: str) -> None:
+    def _check_crop(self, resized: Extent, name: str) -> None:
         if resized.height < self.crop_size.height or resized.width < self.crop_size.width:
             raise BadPicture(
                 f"{name} has {resized.width} x {resized.height} pixels where it is cropped to "
@@ -200,7 +200,7 @@ class Geometry:
             )
 
     def _cropped(
-        self, resized: Size, name: str, generator: Callable[[], np.random.Generator]
+        self, resized: Extent, name: str, generator: Callable[[], np.random.Generator]
     ) -> Box:
         self._check_crop(resized, name)
         down, across = resized.height - self.crop_size.height, resized.width - self.crop_size.width
@@ -210,7 +210,7 @@ class Geometry:
         top = int(rng.integers(down + 1))
         return Box(top, int(rng.integers(across + 1)), *self.crop_size)
 
-    def _random_part(self, picture: Size, rng: np.random.Generator) -> Box:
+    def _random_part(self, picture: Extent, rng: np.random.Generator) -> Box:
         """Draw a part of some area and ratio; the middle where ten do not fit.
 
         Inception's augmentation (Szegedy et al., 2014), drawn as torchvision draws it.
@@ -233,8 +233,8 @@ class Geometry:
 
 
 def smart_resize(
-    picture: Size, name: str, factor: int, least_pixels: int, most_pixels: int
-) -> Size:
+    picture: Extent, name: str, factor: int, least_pixels: int, most_pixels: int
+) -> Extent:
     """Return the size whose sides are multiples of `factor`, near a picture's own, within bounds.
 
     The rule of Qwen2-VL's image processor, with Python's rounding of halves to even numbers.
@@ -262,4 +262,4 @@ def smart_resize(
     elif down * across < least_pixels:
         beta = math.sqrt(least_pixels / (height * width))
         down, across = (math.ceil(side * beta / factor) * factor for side in picture)
-    return Size(down, across)
+    return Extent(down, across)

@@ -24,7 +24,7 @@ _AWAY = ("DiskError", "MemoryError", "ReadersFullError", "MapResizedError")
 """Errors of LMDB that are about the machine and not about the file."""
 
 
-class _File(NamedTuple):
+class _OpenedBy(NamedTuple):
     """The file of an LMDB that this process has opened; LMDB opens none twice."""
 
     process: int
@@ -32,7 +32,7 @@ class _File(NamedTuple):
     inode: int
 
 
-_environments: dict[_File, Any] = {}
+_environments: dict[_OpenedBy, Any] = {}
 _opening = threading.Lock()
 
 
@@ -127,7 +127,7 @@ def _environment(file: str, found: os.stat_result) -> Any:
         MissingExtra: The package lmdb is not installed.
         Exception: Of LMDB: it cannot be opened.
     """
-    key = _File(os.getpid(), found.st_dev, found.st_ino)
+    key = _OpenedBy(os.getpid(), found.st_dev, found.st_ino)
     with _opening:
         if key not in _environments:
             lmdb = require("lmdb", extra="lmdb", who="a medium in an LMDB")

@@ -21,6 +21,7 @@ FIRST_BYTES = 1 << 20
 """What is asked for first of a file whose size nobody knows; the rest follows, if there is more."""
 
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.ENXIO)
+_OF_BOTOCORE = ("s3://", "s3a://")
 _UNKNOWN = Stamp(-1, "", "", False)
 
 
@@ -41,10 +42,11 @@ class Filesystems:
 
     Args:
         options: Options of fsspec for URLs.
+        requests: How many requests may be on their way to one of them.
     """
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
+    def __init__(self, options: dict[str, Any], requests: int) -> None:
+        self._options, self._requests = options, requests
         self._opened: dict[str, Ranges] = {}
         self._opening = threading.Lock()
 
@@ -56,11 +58,19 @@ class Filesystems:
             ValueError: No filesystem has such URLs.
         """
         with self._opening:
-            fs, path = located(url, self._options if is_url(url) else {})
+            fs, path = located(url, self._options_of(url))
             key = str(id(fs))  # fsspec gives the same object for the same options
             if key not in self._opened:
                 self._opened[key] = ranges_of(fs)
             return self._opened[key], path
+
+    def _options_of(self, url: str) -> dict[str, Any]:
+        if not is_url(url):
+            return {}
+        if url.startswith(_OF_BOTOCORE) and "config_kwargs" not in self._options:
+            # Botocore has 10 connections where nobody says how many, and others wait for one.
+            return {**self._options, "config_kwargs": {"max_pool_connections": self._requests}}
+        return self._options
 
 
 def read_local(path: str, start: int, stop: int) -> Part:
@@ -107,11 +117,18 @@ def read_remote(ranges: Ranges, path: str, start: int, stop: int, known: Stamp |
             return Part(b"", known)
     try:
         return Part(*ranges.read(path, start, stop, known or _UNKNOWN))
-    except Exception:
+    except Exception as error:
         # A range of a file that ends before it is refused (416): so it is with each empty file.
-        if known is None and (found := ranges.look(path)).size <= start:
+        if known is None and is_refusal(error) and (found := ranges.look(path)).size <= start:
             return Part(b"", found)
         raise
+
+
+def is_refusal(error: Exception) -> bool:
+    """Tell whether a store has refused a range, or the version that was asked for, and is there."""
+    if getattr(error, "status", None) in (412, 416):  # of aiohttp
+        return True
+    return isinstance(error, OSError) and error.errno == errno.EINVAL  # so s3fs says both
 
 
 def trouble(error: Exception, place: MediaPlace, listed: Listed | None) -> PenstockError:
@@ -148,6 +165,8 @@ def trouble(error: Exception, place: MediaPlace, listed: Listed | None) -> Penst
 
 
 def _is_missing(error: Exception) -> bool:
+    if getattr(error, "status", None) in (404, 410):  # of aiohttp
+        return True
     return isinstance(error, FileNotFoundError) or (
         isinstance(error, OSError) and error.errno in _NO_FILE
     )

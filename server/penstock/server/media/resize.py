@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.server.media.geometry import Size
+from penstock.server.media.geometry import Extent
 from penstock.server.media.optional import optional
 from penstock.server.media.pillow import pillow
 
@@ -33,7 +33,9 @@ def load_kernel(kernel: str) -> None:
         pillow()
 
 
-def resize(pixels: np.ndarray, size: Size, kernel: str, filtering: str = "bilinear") -> np.ndarray:
+def resize(
+    pixels: np.ndarray, size: Extent, kernel: str, filtering: str = "bilinear"
+) -> np.ndarray:
     """Return pixels in another size.
 
     Args:
@@ -62,7 +64,7 @@ def resize(pixels: np.ndarray, size: Size, kernel: str, filtering: str = "biline
     return found
 
 
-def _by_torch(pixels: np.ndarray, size: Size, filtering: str) -> np.ndarray:
+def _by_torch(pixels: np.ndarray, size: Extent, filtering: str) -> np.ndarray:
     """Resize by torch's antialiasing kernel for uint8, in as many threads as this process has.
 
     A worker has one. More give the same pixels, of which each is computed by itself.
@@ -79,7 +81,7 @@ def _by_torch(pixels: np.ndarray, size: Size, filtering: str) -> np.ndarray:
     return resized
 
 
-def _by_opencv(pixels: np.ndarray, size: Size) -> np.ndarray:
+def _by_opencv(pixels: np.ndarray, size: Extent) -> np.ndarray:
     """Resize by OpenCV's linear kernel, after means of whole blocks where that is far smaller.
 
     What is left for the linear one is less than twice the size of the result each way, or it would

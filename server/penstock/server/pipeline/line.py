@@ -232,10 +232,12 @@ class Computed(NamedTuple):
     Attributes:
         header: The serialized `BatchHeader`, with its position.
         body: The body's bytes.
+        plan: What it was made of, where it was made just now.
     """
 
     header: bytes
     body: bytearray
+    plan: BatchPlan | None = None
 
 
 MAX_EMPTIED = 64

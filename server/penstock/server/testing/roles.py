@@ -16,8 +16,8 @@ from penstock.server.media.medium import HeldMedium
 from penstock.server.roles.batcher import SampleBatcher, facts_of
 from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.context import CollateContext, ProcessContext
-from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
-from penstock.server.roles.samples import RawItem, Sample, SampleSizes, ref_of
+from penstock.server.roles.processor import MediaProcessor, RawItemProcessor, measures_of
+from penstock.server.roles.samples import RawItem, Sample, SampleSizes, ref_of, wrong_counts
 from penstock.server.roles.source import IndexedSource, StreamSource
 from penstock.server.testing.compare import as_bytes, check_identity, holds
 from penstock.wire.errors import BadItem
@@ -119,8 +119,8 @@ def check_processor(processor: RawItemProcessor, items: Sequence[RawItem]) -> No
 
     The item alone decides the samples: whatever was processed before, by any copy of the role. The
     item is not changed. None comes with a reason, and `one_to_one` never filters. Samples are as
-    long after `for_lengths`. What `size` tells of counts is what samples count. The identity can be
-    hashed.
+    long after `for_lengths`. They count what the `measures` are, and what `size` tells. The
+    identity can be hashed.
 
     Args:
         processor: The processor.
@@ -163,6 +163,7 @@ def _check_item(processor: RawItemProcessor, item: RawItem, other: RawItem, numb
         again = as_bytes(copied.process(copy.deepcopy(before), told))
         holds((again, told.skipped) == kept, f"{where} gives other samples {how}: it is not pure")
     samples = [first] if isinstance(first, dict) else list(first or ())
+    _check_counts(processor, before, samples, where)
     if processor.measures and samples and (sizes := _sizes(processor, before)) is not None:
         holds(
             tuple(sizes.counts) == tuple(processor.counts(samples[0])),
@@ -178,6 +179,24 @@ def _check_item(processor: RawItemProcessor, item: RawItem, other: RawItem, numb
             _lengths(counted, key) == _lengths(samples, key),
             f"{where} gives other lengths of {key!r} after for_lengths({key!r})",
         )
+
+
+def _check_counts(
+    processor: RawItemProcessor, item: RawItem, samples: Sequence[Sample], where: str
+) -> None:
+    """Test that samples, and what is told of them, count as much as there are measures."""
+    measures = measures_of(processor)
+    counts = [tuple(processor.counts(sample)) for sample in samples]
+    if (
+        processor.one_to_one
+        and processor.knows_size()
+        and not isinstance(processor, MediaProcessor)
+    ):
+        told = processor.size(copy.deepcopy(item))
+        counts += [told.counts if isinstance(told, SampleSizes) else ()]
+    for found in counts:
+        why = wrong_counts(found, measures)
+        holds(why is None, f"{where} counts {found}: {why}")
 
 
 def _lengths(samples: Sequence[Sample], key: str) -> list[int | None]:

@@ -7,6 +7,6 @@ or transformers is imported, and nothing is asked of a network.
 * `patch_families.py`: those that cut a picture of its own shape into patches: Qwen and Kimi.
 * `fixed_families.py`: whose pictures all have one shape: LLaVA's, and what a job describes.
 * `processor_folder.py`: which family the folder of a processor is, and with which settings.
-* `settings.py`: their settings, checked.
+* `family_settings.py`: their settings, checked.
 * `rope_positions.py`: positions in three dimensions.
 """

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.media.families.settings import RESAMPLINGS, Settings
-from penstock.server.media.geometry import Size
+from penstock.server.media.families.family_settings import RESAMPLINGS, Settings
+from penstock.server.media.geometry import Extent
 from penstock.server.media.resize import FILTERS, resize
 from penstock.wire.errors import InvalidJob
 
@@ -196,7 +196,7 @@ class Family(ABC):
 
     def _resized(self, picture: Pixels, height: int, width: int) -> Pixels:
         """Return a picture in another size."""
-        return resize(picture, Size(height, width), self.kernel, self._filter)
+        return resize(picture, Extent(height, width), self.kernel, self._filter)
 
 
 def identity_of(family: Family) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.server.media.families.family import CLIP_MEAN, CLIP_STD, Family, PictureSize, Pixels
-from penstock.server.media.families.settings import Settings
+from penstock.server.media.families.family_settings import Settings
 from penstock.wire.errors import InvalidJob
 
 MOST_RESIZED = 1 << 25

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.server.media.families.family import CLIP_MEAN, CLIP_STD, Family, PictureSize, Pixels
-from penstock.server.media.families.settings import Settings
+from penstock.server.media.families.family_settings import Settings
 
 _PIXEL_SETTINGS = (
     "image_token",

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.server.media.families.family import Family
+from penstock.server.media.families.family_settings import Settings, checked
 from penstock.server.media.families.fixed_families import DefaultFamily, Llava
 from penstock.server.media.families.patch_families import Kimi, Qwen3Vl, QwenVl
-from penstock.server.media.families.settings import Settings, checked
 from penstock.wire.errors import InvalidJob
 
 FAMILIES: dict[str, type[Family]] = {

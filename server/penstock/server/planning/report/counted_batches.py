@@ -12,7 +12,7 @@ from penstock.server.job.role_set import RoleSet
 from penstock.server.planning.report.known_sizes import KnownSizes, collates_by_size
 from penstock.server.planning.report.misfits import refuse, worst
 from penstock.server.planning.report.totals import BatchTotals
-from penstock.server.roles.filling import BatchColumns, BatchSizes, Misfit
+from penstock.server.roles.filling import BatchColumns, BatchSizes, Misfit, Numbers
 
 CHUNK_SLOTS = 1 << 16
 """Samples that are counted together, in array code."""
@@ -75,6 +75,8 @@ class Collected:
         batches = chunk.sizes()
         collator = chunk.roles.collator if collates_by_size(chunk.roles.batcher) else None
         columns, misfit = self.tally.add(batches, collator)
+        if (counts := chunk.counts()) is not None:
+            self.tally.add_measured(batches, chunk.roles.measures, counts)
         self._columns.append((chunk.places, columns))
         if misfit is not None:
             self._misfits.append((misfit, *chunk.stands[misfit.batch]))
@@ -124,6 +126,12 @@ class _Chunk:
                 indices, parts = [ref.item.index for ref in refs], [ref.part for ref in refs]
                 sizes[numbers] = self._known.of_samples(name, indices, parts)
         return BatchSizes(sizes, np.array(self._rows, np.int64), np.array(self._batches, np.int64))
+
+    def counts(self) -> Numbers | None:
+        """Return what samples count, int64 (n, measures); None = nothing, or nothing known."""
+        if not (self.slots and self.slots[0].counts):
+            return None
+        return np.array([ref.counts for ref in self.slots], np.int64)
 
     def by_source(self, batches: BatchSizes) -> dict[str, tuple[int, int]]:
         """Return samples and tokens by source."""

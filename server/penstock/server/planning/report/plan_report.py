@@ -139,6 +139,8 @@ class PlanReport:
         row_tokens: How many tokens a row has.
         lengths: The sizes of samples, a piece of a split one counted as one.
         bars: How many samples have which size.
+        measured: What samples count beside their sizes, by measure: all of it, and how much of it a
+            batch has.
         counts: What became of the other items and samples, each name with its kind.
         held: Samples that batchers hold at the end.
         sources: By source, samples and tokens in batches.
@@ -174,6 +176,7 @@ class PlanReport:
     row_tokens: Spread | None
     lengths: Spread | None
     bars: Sequence[Bar]
+    measured: Mapping[str, tuple[int, Spread]]
     counts: Mapping[str, int]
     held: int
     sources: Mapping[str, tuple[int, int]]
@@ -224,6 +227,7 @@ class PlanReport:
             "tokens_per_row": _spread(self.row_tokens),
             "lengths": _spread(self.lengths),
             "length_histogram": [list(bar) for bar in self.bars],
+            **({"measures": self._measures()} if self.measured else {}),
             "filtered": self.counted("filtered"),
             "quarantined": self.counted("quarantined"),
             "dropped": self.counted("dropped"),
@@ -254,6 +258,12 @@ class PlanReport:
             "cost_along": {name: found and found.to_json() for name, found in self.along.items()},
             "other_lanes": [row.to_json() for row in self.other_lanes],
             "notes": list(self.notes),
+        }
+
+    def _measures(self) -> dict[str, Any]:
+        return {
+            name: {"total": total, "per_batch": _spread(spread)}
+            for name, (total, spread) in self.measured.items()
         }
 
 
@@ -357,6 +367,11 @@ def report_of(
         row_tokens=tally.row_tokens.spread() if sized else None,
         lengths=tally.lengths.spread() if sized else None,
         bars=tally.lengths.histogram() if sized else [],
+        measured={
+            name: (numbers.total, spread)
+            for name, numbers in tally.measured.items()
+            if (spread := numbers.spread()) is not None
+        },
         counts=found.counts,
         held=found.held,
         sources=found.sources,

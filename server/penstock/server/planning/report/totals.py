@@ -9,7 +9,7 @@ Glossary:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from penstock.server.roles.filling import (
     sums,
 )
 
+MEASURED = "measured."
+"""How the arrays of what batches count are called, before the measure."""
+
 
 class BatchTotals:
     """Adds up batches.
@@ -35,12 +38,14 @@ class BatchTotals:
         of_rows: How many samples a row has.
         of_batches: How many samples a batch has.
         row_tokens: How many tokens a row has.
+        measured: By measure, what a batch counts of it.
     """
 
     def __init__(self) -> None:
         self._fills, self._places, self._filled, self._padded = True, 0, 0, 0
         self.lengths, self.row_tokens = NumberCounts(), NumberCounts()
         self.of_rows, self.of_batches = NumberCounts(), NumberCounts()
+        self.measured: dict[str, NumberCounts] = {}
 
     @property
     def batches(self) -> int:
@@ -95,10 +100,25 @@ class BatchTotals:
         self._padded += int(columns.padded.sum())
         return columns, found
 
+    def add_measured(self, batches: BatchSizes, names: Sequence[str], counts: Numbers) -> None:
+        """Count what some batches count beside their sizes.
+
+        Args:
+            batches: Their sizes.
+            names: The measures.
+            counts: int64 (samples, measures): of each sample in them.
+        """
+        for name, column in zip(names, counts.T, strict=True):
+            before = np.concatenate([[0], np.cumsum(column)])
+            own = self.measured.setdefault(name, NumberCounts())
+            own.add(np.diff(before[batches.slots]))
+
     def merge(self, other: BatchTotals) -> None:
         """Take in what another has counted."""
         for mine, theirs in zip(self._numbers(), other._numbers(), strict=True):
             mine.merge(theirs)
+        for name, theirs in other.measured.items():
+            self.measured.setdefault(name, NumberCounts()).merge(theirs)
         self._fills &= other._fills
         self._places += other._places
         self._filled += other._filled
@@ -109,6 +129,8 @@ class BatchTotals:
         found = BatchTotals()
         for mine, theirs in zip(found._numbers(), self._numbers(), strict=True):
             mine.merge(theirs, times)
+        for name, theirs in self.measured.items():
+            found.measured.setdefault(name, NumberCounts()).merge(theirs, times)
         found._fills = self._fills
         found._places, found._filled = self._places * times, self._filled * times
         found._padded = self._padded * times
@@ -120,6 +142,10 @@ class BatchTotals:
         found = {"sums": np.array(sums, np.int64)}
         for number, counts in enumerate(self._numbers()):
             found[f"values.{number}"], found[f"counts.{number}"] = counts.to_arrays()
+        for name, counts in self.measured.items():
+            found[f"{MEASURED}{name}.values"], found[f"{MEASURED}{name}.counts"] = (
+                counts.to_arrays()
+            )
         return found
 
     @classmethod
@@ -130,6 +156,11 @@ class BatchTotals:
         found._fills = bool(fills)
         for number, counts in enumerate(found._numbers()):
             counts.add_counted(arrays[f"values.{number}"], arrays[f"counts.{number}"])
+        for key, values in arrays.items():
+            if key.startswith(MEASURED) and key.endswith(".values"):
+                name = key.removeprefix(MEASURED).removesuffix(".values")
+                own = found.measured.setdefault(name, NumberCounts())
+                own.add_counted(values, arrays[f"{MEASURED}{name}.counts"])
         return found
 
     def _numbers(self) -> tuple[NumberCounts, ...]:

@@ -170,6 +170,10 @@ def add_up(
                 sizes = samples.sizes[slots]
             batches = BatchSizes(sizes, packed.rows, packed.batches)
             columns, misfit = found.tally.add(batches, collator)
+            if samples.measured is not None:
+                begins = True if packed.starts is None else packed.starts[:, np.newaxis] <= 0
+                counts = samples.measured[slots] * begins
+                found.tally.add_measured(batches, log.index.measures, counts)
             if misfit is not None:
                 found.misfits.append((misfit, key, epoch))
             _count_sources(found, samples, slots, sizes)

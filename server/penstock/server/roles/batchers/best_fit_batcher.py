@@ -61,6 +61,10 @@ class BestFitPackingBatcher(RowPackingBatcher):
             `max_tokens` are rows of their own and the rest goes to the pool. `truncate`: its
             first `max_tokens` are a row. `drop`: it is left out. `alone`: it is a row of its own,
             longer than `max_tokens`. `error`: it is a bad item.
+        limits: What a row may count beside its tokens, by the processor's measures, for example
+            `{images: 8, patches: 16384}`: a row is full at whichever comes first. What alone is
+            above one follows `overlong`, and is never cut. Smaller limits bound a step's memory and
+            leave more padding.
         length_key: The value of a sample whose length is its size.
 
     Raises:

@@ -27,7 +27,7 @@ class CountLimits:
             check_whole(f"{name}.{measure}", most, 1, "what a row may count", key=key)
 
 
-class Limits:
+class RowLimits:
     """What a row may count, by the places of these measures among the counts of samples.
 
     Args:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from penstock.server.core.refs import Row, Rows, SampleRef, Span
 from penstock.server.roles.batcher import BatcherFacts, SampleBatcher
-from penstock.server.roles.batchers.limits import CountLimits, Limits
+from penstock.server.roles.batchers.limits import CountLimits, RowLimits
 from penstock.server.roles.parameters import AtLeast, OneOf, declared
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadItem, InvalidJob
@@ -36,7 +36,7 @@ class LimitedBatcher(SampleBatcher):
 
     limits: Mapping[str, int] | None = None
     _counts: dict[str, int]
-    _penstock_limits: Limits | None = None
+    _penstock_limits: RowLimits | None = None
 
     def take_measures(self, measures: Sequence[str]) -> None:
         """Take the names of what samples count: of its own accord it knows those of `limits`.
@@ -46,7 +46,7 @@ class LimitedBatcher(SampleBatcher):
         """
         super().take_measures(measures)
         if self.limits is not None:
-            self._penstock_limits = Limits(self.limits, measures)
+            self._penstock_limits = RowLimits(self.limits, measures)
 
     def _counts_media(self, counts: Sequence[int]) -> bool:
         """Tell whether a sample has more than tokens, which cannot be cut with them."""
@@ -90,7 +90,7 @@ class PackingBatcher(LimitedBatcher):
         self._counts = dict.fromkeys(self.counted, 0)
         if self.limits is not None:
             self._counts |= dict.fromkeys(map("closed_by_{}".format, self.limits), 0)
-            self._penstock_limits = Limits(self.limits, tuple(self.limits))
+            self._penstock_limits = RowLimits(self.limits, tuple(self.limits))
 
     def size_of(self, sample: Sample) -> int:
         """Return the length of the sample's value `length_key`.
@@ -241,7 +241,7 @@ class RowPackingBatcher(PackingBatcher):
         """Finish a row that is one sample, or a piece of one, and passes by what is held."""
         self._finish(row)
 
-    def _take_above(self, ref: SampleRef, name: str, limits: Limits) -> None:
+    def _take_above(self, ref: SampleRef, name: str, limits: RowLimits) -> None:
         """Take a sample that is above a limit by itself: no cut makes it fit."""
         if self.overlong == "error":
             raise limits.too_many(name, ref.counts, list(ref.item), f"{ref.item}: ")

@@ -45,6 +45,9 @@ class PoolPackingBatcher(PackingBatcher):
             nearest to the longest so far, or `prefer_first`, age.
         apply_long_sample_halving: Halve `max_tokens` for a batch whose longest sample has a size
             of 1,000 or more, since long samples take more memory in training.
+        limits: What a batch may count beside, by the processor's measures, for example
+            `{images: 8}`: sums over its samples. The oldest alone may be above. Smaller limits
+            bound a step's memory and make batches smaller.
         length_key: The value of a sample whose length is its size.
 
     Raises:

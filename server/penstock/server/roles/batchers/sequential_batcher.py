@@ -44,6 +44,10 @@ class SequentialPackingBatcher(PackingBatcher):
             More leave less padding, and change the order of the draws more; with 0 every sample is
             a row of its own.
         rows: How many consecutive rows a batch has. The last batch of a lane may have fewer.
+        limits: What a row may count beside, by the processor's measures, for example `{images: 8}`:
+            a sample that would bring the row above one is set aside, and one that is above by
+            itself is dropped as `overlong_images`. Smaller limits bound a step's memory and leave
+            more padding.
         length_key: The value of a sample whose length is its size.
 
     Raises:

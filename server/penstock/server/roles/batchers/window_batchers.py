@@ -289,6 +289,10 @@ class KnapsackPackingBatcher(ArrayWindowsBatcher):
         rows: How many rows a batch has. The last batch of a lane may have fewer.
         overlong: What becomes of a sample longer than `max_tokens`: `split`, `truncate`, `drop`,
             `alone` or `error`, as of `best_fit`; Automodel's is `error`.
+        limits: What a row may count beside its tokens, by the processor's measures, for example
+            `{images: 8, patches: 16384}`: a row is full at whichever comes first. What alone is
+            above one follows `overlong`, and is never cut. Smaller limits bound a step's memory and
+            leave more padding.
         length_key: The value of a sample whose length is its size.
 
     Raises:
@@ -368,6 +372,10 @@ class BestFitDecreasingPackingBatcher(ArrayWindowsBatcher):
         rows: How many rows a batch has. The last batch of a lane may have fewer.
         overlong: What becomes of a sample longer than `max_tokens`: `split`, `truncate`, `drop`,
             `alone` or `error`, as of `best_fit`.
+        limits: What a row may count beside its tokens, by the processor's measures, for example
+            `{images: 8, patches: 16384}`: a row is full at whichever comes first. What alone is
+            above one follows `overlong`, and is never cut. Smaller limits bound a step's memory and
+            leave more padding.
         length_key: The value of a sample whose length is its size.
 
     Raises:
@@ -413,6 +421,10 @@ class WindowPackingBatcher(WindowsBatcher):
         overlong: What becomes of a sample longer than `max_tokens`. `drop` and `alone` are what
             LMMS-Engine's `filter_overlong` decides between; `split`, `truncate` and `error` as of
             `best_fit`.
+        limits: What a row may count beside its tokens, by the processor's measures, for example
+            `{images: 8, patches: 16384}`: a row is full at whichever comes first. What alone is
+            above one follows `overlong`, and is never cut. Smaller limits bound a step's memory and
+            leave more padding.
         length_key: The value of a sample whose length is its size.
 
     Raises:

@@ -5,7 +5,7 @@
 * `chat.py`: conversations to token ids, with `chat_template.py` (what a template writes),
   `turns.py` (the forms of conversations), `answer_finder.py` and `answer_tokens.py` (which tokens
   are the assistant's).
-* `conversation.py`: conversations with pictures, with `picture_turns.py` (where the pictures are)
+* `picture_conversation.py`: conversations with pictures, with `picture_turns.py` (where these are)
   and `parts_template.py`; what becomes of a picture is in `penstock.server.media.families`.
 * `tokenizer_file.py`: what these share.
 * `image.py`: pictures to pixels, with `picture_transform.py` (a user's pipeline of transforms).
@@ -15,10 +15,10 @@
 
 from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.processors.chat import ChatProcessor
-from penstock.server.roles.processors.conversation import ConversationProcessor
 from penstock.server.roles.processors.function_processor import FunctionProcessor
 from penstock.server.roles.processors.identity import IdentityProcessor
 from penstock.server.roles.processors.image import ImageProcessor
+from penstock.server.roles.processors.picture_conversation import ConversationProcessor
 from penstock.server.roles.processors.sound import SoundProcessor
 from penstock.server.roles.processors.tokenize import TokenizeProcessor
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from penstock.server.media.geometry import CROPS, NONE, RESIZES, Geometry, Layout, Size
+from penstock.server.media.geometry import CROPS, NONE, RESIZES, Extent, Geometry, Layout
 from penstock.server.media.image_header import ImageHeader, parse_header, read_header
 from penstock.server.media.medium import Medium
 from penstock.server.media.picture import DECODERS, MAX_BYTES, MAX_PIXELS, Decoding
@@ -300,7 +300,7 @@ class ImageProcessor(MediaProcessor):
             return None
         header = read_header(media[0])
         self.decoding.check(header, media[0].name)
-        height, width = self.geometry.result(Size(header.height, header.width), media[0].name)
+        height, width = self.geometry.result(Extent(header.height, header.width), media[0].name)
         return SampleSizes(height * width, (height * width, 1))
 
     def counts(self, sample: Sample) -> Sequence[int]:
@@ -321,7 +321,9 @@ class ImageProcessor(MediaProcessor):
         data, name = medium.read(), medium.name
         header = parse_header(data, name)
         self.decoding.check(header, name)
-        layout = self.geometry.lay_out(Size(header.height, header.width), name, lambda: context.rng)
+        layout = self.geometry.lay_out(
+            Extent(header.height, header.width), name, lambda: context.rng
+        )
         pixels = self._laid_out(data, header, layout, name)
         if self.pipeline is not None:
             pixels = self.pipeline.call(pixels, lambda: context.rng)
@@ -336,11 +338,11 @@ class ImageProcessor(MediaProcessor):
         self, data: bytes | memoryview, header: ImageHeader, layout: Layout, name: str
     ) -> np.ndarray:
         """Return the pixels of a picture as it is laid out: uint8 (height, width, 3)."""
-        picture, least = Size(header.height, header.width), None
+        picture, least = Extent(header.height, header.width), None
         if self.scale != "full":
             least = layout.least(picture, int(self.scale))
         pixels = self.decoding.decode(data, header, name, least)
-        top, left, height, width = layout.part_of(picture, Size(*pixels.shape[:2]))
+        top, left, height, width = layout.part_of(picture, Extent(*pixels.shape[:2]))
         pixels = pixels[top : top + height, left : left + width]
         pixels = resize(pixels, layout.resized, self.kernel, self.filter)
         if layout.crop is not None:
@@ -364,12 +366,12 @@ class ImageProcessor(MediaProcessor):
         return np.ascontiguousarray(pixels)
 
 
-def _sides(given: int | Sequence[int] | None) -> Size:
+def _sides(given: int | Sequence[int] | None) -> Extent:
     if given is None:
         return NONE
     if isinstance(given, int):
-        return Size(given, given)
-    return Size(given[0], given[-1])
+        return Extent(given, given)
+    return Extent(given[0], given[-1])
 
 
 def _check_together(processor: ImageProcessor) -> None:
