@@ -405,11 +405,11 @@ class ConversationProcessor(MediaProcessor):
                 self._size(family, medium) for _, medium in zip(placed.pictures, media, strict=True)
             ]
         written = template.write(placed.messages)
-        ids = template.ids(written.text)
-        found = finder.find(texts_of(placed.messages), written, ids, answers)
+        tokens = template.tokens(written.text)
+        found = finder.find(texts_of(placed.messages), written, tokens, answers)
         if found is None:
             return NOT_FOUND
-        laid = _laid(family, placed, ids, sizes, is_fake)
+        laid = _laid(family, tokens.ids, sizes, is_fake)
         for start, stop in found.spans:
             laid.learned[start:stop] = True
         laid.learned[_blocks(family, laid.ids)] = False
@@ -540,13 +540,7 @@ class _Loaded(NamedTuple):
     finder: AnswerFinder
 
 
-def _laid(
-    family: Family,
-    placed: PlacedPictures,
-    ids: Sequence[int],
-    sizes: list[PictureSize],
-    is_fake: bool,
-) -> _Laid:
+def _laid(family: Family, ids: Sequence[int], sizes: list[PictureSize], is_fake: bool) -> _Laid:
     """Return a conversation's tokens with nothing learned yet."""
     tokens = np.array(ids, dtype=np.int32)
     places = np.flatnonzero(tokens == family.image_id)
