@@ -56,6 +56,7 @@ ITEMS = "source: {type: items, items: [1]}"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (f"{ITEMS}\n    media_dir: pictures", r"main.media_dir is not a key .* media: \{dir: PATH"),
         (f"{ITEMS}\n    num_workers: 4", "main.num_workers is not a key .* workers: 4 below serv"),
         (f"{ITEMS}\n    shuffle: true", "main.shuffle is not a key .* distributor: {type: map, sh"),
         (f"{ITEMS}\n    max_tokens: 4", "of the batcher best_fit: batcher: {type: best_fit, max_t"),
