@@ -66,7 +66,6 @@ ELSEWHERE: Mapping[str, str] = {
     "shuffle_buffer": _ORDER,
     "buffer_size": _ORDER,
     "generator": _ORDER,
-    "media_dir": _MEDIA,
     "media_folder": _MEDIA,
     "image_folder": _MEDIA,
     "data_folder": _MEDIA,
