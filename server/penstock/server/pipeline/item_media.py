@@ -30,11 +30,16 @@ class ItemMedia:
 
     Args:
         job: The job.
+
+    Attributes:
+        is_empty: No processor of the job takes media.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        # Asked for each batch, of most jobs in vain: no property.
         self._sets = [roles for roles in job.role_sets if roles.media is not None]
+        self.is_empty = not self._sets
 
     def of(self, items: Sequence[ItemRef], raws: Sequence[RawItem]) -> list[Sequence[Medium]]:
         """Return the media that items of one set of roles refer to.

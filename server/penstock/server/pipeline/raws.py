@@ -33,6 +33,7 @@ class RawItems(SourceCalls):
         kept_bytes: Items that are kept until they are needed again, or were read ahead, take at
             most so much memory.
         media: What items hold or name of pictures and sounds.
+        takes_media: Whether any of them do.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class RawItems(SourceCalls):
         )
         self._kept: KeptItems | None = None
         self.media = ItemMedia(job)
+        self.takes_media = not self.media.is_empty
 
     def raws(self, items: Sequence[ItemRef]) -> list[RawItem]:
         """Return the raw items: read here, unless they were read before.
@@ -74,11 +76,11 @@ class RawItems(SourceCalls):
     @property
     def reads_ahead(self) -> bool:
         """Tell whether it is worth while to say what will be needed next."""
-        return (self._source_waits or self.media.waits) and not self.careful
-
-    @property
-    def _source_waits(self) -> bool:
-        return self._may_read_ahead and self.read_s > READ_AHEAD_S
+        if self.careful:
+            return False
+        if self._may_read_ahead and self.read_s > READ_AHEAD_S:
+            return True
+        return self.takes_media and self.media.waits
 
     @property
     def batches_ahead(self) -> int:
@@ -94,10 +96,11 @@ class RawItems(SourceCalls):
         """Have items read by another thread while this one goes on; only where `reads_ahead`."""
         if not items:
             return
-        if self._source_waits:
+        source_waits = self._may_read_ahead and self.read_s > READ_AHEAD_S
+        if source_waits or not self.takes_media:
             self.keeper().ask(items)
-        if self.media.waits:
-            read = None if self._source_waits else self.read
+        if self.takes_media and self.media.waits:
+            read = None if source_waits else self.read
             self.media.ask_ahead(items, self.keeper(), read)
 
     def keeper(self) -> KeptItems:
