@@ -7,6 +7,8 @@ import io
 import json
 import sys
 import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -147,7 +149,7 @@ def image_settings(kind: str, **pictures: Any) -> dict[str, Any]:
 def image_processor(kind: str, **pictures: Any) -> Any:
     """Return the image processor of transformers, over Pillow."""
     if kind == "kimi":
-        return KimiPictures(**pictures)
+        return TorchvisionPictures(kind, "pillow", **pictures)
     if kind == "llava":
         from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -181,7 +183,7 @@ def whole_processor(kind: str, folder: Path, **pictures: Any) -> Any:
         """Without videos: their processors need a torchvision that loads."""
 
         def check_argument_for_proper_class(self, argument: str, value: Any) -> Any:
-            if value is None or isinstance(value, KimiPictures):
+            if value is None or isinstance(value, TorchvisionPictures):
                 return None
             return super().check_argument_for_proper_class(argument, value)
 
@@ -199,91 +201,130 @@ def whole_processor(kind: str, folder: Path, **pictures: Any) -> Any:
     )
 
 
-class KimiPictures:
-    """Kimi's image processor of transformers, which is there over torchvision alone.
+class TorchvisionPictures:
+    """An image processor of transformers over torchvision, where torchvision is not installed.
 
-    Its own code sizes, pads, normalizes and cuts. What it asks of torchvision is done here:
-    resizing by Pillow, which is what penstock has in its place, padding and (x - mean) / std.
+    Its own code sizes, crops, pads, normalizes and cuts. What it asks of torchvision is done here
+    as torchvision does it: by torch's operation, or where a test says so by Pillow's.
+
+    Args:
+        kind: One of `CLASSES`.
+        kernel: What resizes.
+        settings: Beside the class's own.
     """
 
     model_input_names = ("pixel_values", "image_grid_thw")
 
-    def __init__(self, max_patches: int = 16384, side: int = 512) -> None:
-        self.merge_size = self._merge = 2
-        self._most, self._side = max_patches, side
+    def __init__(self, kind: str, kernel: str = "torch", **settings: Any) -> None:
+        folder, name = {
+            "kimi": ("kimi_k25", "Kimi_K25ImageProcessor"),
+            "llava": ("clip", "CLIPImageProcessor"),
+        }.get(kind, ("qwen2_vl", "Qwen2VLImageProcessor"))
+        self._resize = _RESIZES[kernel]
+        with _torchvision(self._resize):
+            self._module = importlib.import_module(
+                f"transformers.models.{folder}.image_processing_{folder}"
+            )
+        self._theirs: Any = object.__new__(getattr(self._module, name))
+        own = {
+            key: getattr(self._theirs, key, None)
+            for key in (
+                *("do_resize", "size", "resample", "do_rescale", "do_normalize", "image_mean"),
+                *("image_std", "patch_size", "merge_size", "temporal_patch_size", "max_patches"),
+                *("do_center_crop", "crop_size"),
+            )
+        }
+        self._settings = {**own, "rescale_factor": 1 / 255, "do_pad": False, **settings}
+        self.merge_size = self._settings["merge_size"]
 
     def __call__(self, images: Any, **_: Any) -> Any:
         """Return what it gives for pictures."""
         import torch
+        from transformers.image_utils import SizeDict
 
-        module = _kimi()
-        theirs: Any = object.__new__(module.Kimi_K25ImageProcessor)
-        theirs.resize = _pillow_resize
-        theirs.pad = lambda image, pad_size: torch.nn.functional.pad(
-            image, (0, pad_size.width - image.shape[-1], 0, pad_size.height - image.shape[-2])
-        )
-        theirs.normalize = lambda image, mean, std, inplace: (
-            (image - mean[:, None, None]) / std[:, None, None]
-        )
+        told = dict(self._settings)
+        for name in ("size", "crop_size"):
+            if told[name] is not None:
+                told[name] = SizeDict(**told[name])
+        for name in ("image_mean", "image_std"):
+            told[name] = tuple(told[name])
         tensors = [
             torch.from_numpy(np.asarray(image.convert("RGB")).transpose(2, 0, 1).copy())
             for image in (images if isinstance(images, list) else [images])
         ]
-        kind = module.Kimi_K25ImageProcessor
-        from transformers.image_utils import SizeDict
-
-        return theirs._preprocess(
-            tensors,
-            do_resize=True,
-            size=SizeDict(max_height=self._side, max_width=self._side),
-            resample=3,
-            do_rescale=True,
-            rescale_factor=1 / 255,
-            do_normalize=True,
-            image_mean=tuple(kind.image_mean),
-            image_std=tuple(kind.image_std),
-            patch_size=kind.patch_size,
-            merge_size=kind.merge_size,
-            max_patches=self._most,
-            disable_grouping=False,
-            return_tensors=None,
-        )
+        with _torchvision(self._resize):
+            return self._theirs._preprocess(
+                tensors, **told, pad_size=None, disable_grouping=False, return_tensors=None
+            )
 
     def fetch_images(self, images: Any) -> Any:
         """Return them: they are there."""
         return images
 
+    def function(self, name: str) -> Any:
+        """Return a function of its module."""
+        return getattr(self._module, name)
 
-@cache
-def _kimi() -> Any:
-    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
-    stand_in = {name: types.ModuleType(name) for name in names}
-    stand_in[names[2]].functional = types.SimpleNamespace(  # type: ignore[attr-defined]
-        InterpolationMode=object
+
+@contextmanager
+def _torchvision(resize: Callable[..., Any]) -> Iterator[None]:
+    """Have modules of transformers find what they ask of torchvision."""
+    import torch
+    from transformers import image_processing_backends
+
+    functional = types.SimpleNamespace(
+        InterpolationMode=types.SimpleNamespace(LANCZOS="lanczos", BILINEAR="bilinear"),
+        resize=resize,
+        crop=lambda image, top, left, height, width: image[
+            ..., top : top + height, left : left + width
+        ],
+        pad=lambda image, sides, fill=0, padding_mode="constant": torch.nn.functional.pad(
+            image, (sides[0], sides[2], sides[1], sides[3]), value=fill
+        ),
+        normalize=lambda image, mean, std, inplace=False: (
+            (image - torch.as_tensor(mean)[:, None, None]) / torch.as_tensor(std)[:, None, None]
+        ),
     )
-    with mock.patch.dict(sys.modules, stand_in):
-        return importlib.import_module("transformers.models.kimi_k25.image_processing_kimi_k25")
+    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
+    modules = {name: types.ModuleType(name) for name in names}
+    modules[names[2]].functional = functional  # type: ignore[attr-defined]
+    filters = {2: "bilinear", 3: "bicubic"}
+    with (
+        mock.patch.dict(sys.modules, modules),
+        mock.patch.multiple(
+            image_processing_backends,
+            create=True,
+            tvF=functional,
+            pil_torch_interpolation_mapping=filters,
+        ),
+    ):
+        yield
 
 
-def _pillow_resize(image: Any, size: Any, resample: int) -> Any:
+def _torch_resize(images: Any, size: Any, interpolation: str, antialias: bool) -> Any:
     import torch
 
-    if tuple(image.shape[-2:]) == (size.height, size.width):
-        return image
-    return torch.stack(
-        [
-            torch.from_numpy(
-                np.asarray(
-                    Image.fromarray(each.permute(1, 2, 0).numpy()).resize(
-                        (size.width, size.height), resample=resample
-                    )
-                )
-                .transpose(2, 0, 1)
-                .copy()
-            )
-            for each in image
-        ]
+    if tuple(images.shape[-2:]) == tuple(size):
+        return images
+    return torch.nn.functional.interpolate(
+        images, tuple(size), mode=interpolation, align_corners=False, antialias=antialias
     )
+
+
+def _pillow_resize(images: Any, size: Any, interpolation: str, antialias: bool) -> Any:
+    import torch
+
+    if tuple(images.shape[-2:]) == tuple(size):
+        return images
+    by = Image.Resampling[interpolation.upper()]
+    made = [
+        np.asarray(Image.fromarray(each.permute(1, 2, 0).numpy()).resize(size[::-1], resample=by))
+        for each in images
+    ]
+    return torch.stack([torch.from_numpy(each.transpose(2, 0, 1).copy()) for each in made])
+
+
+_RESIZES = {"torch": _torch_resize, "pillow": _pillow_resize}
 
 
 def drawn(width: int, height: int, seed: int = 0) -> Image.Image:

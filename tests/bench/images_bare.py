@@ -25,13 +25,13 @@ def main(folder: str, width: int, scale: str, kernel: str) -> None:
 
 def decode(folder: str, width: int, scale: str, kernel: str) -> dict[str, float]:
     """Decode in turn; return the rates."""
-    from penstock.server.media.geometry import Size
+    from penstock.server.media.geometry import Extent
     from penstock.server.media.image_header import parse_header
     from penstock.server.media.picture import Decoding
     from penstock.server.media.resize import resize
 
-    paths, decoding, size = files(folder), Decoding(), Size(SIDE, SIDE)
-    least = None if scale == "full" else Size(int(scale) * SIDE, int(scale) * SIDE)
+    paths, decoding, size = files(folder), Decoding(), Extent(SIDE, SIDE)
+    least = None if scale == "full" else Extent(int(scale) * SIDE, int(scale) * SIDE)
 
     def batches() -> Iterator[int]:
         while True:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -238,3 +240,30 @@ def test_sizes_from_heads_pack_alike_on_every_node(tmp_path: Path) -> None:
             purity.saw(*delivered)
 
     assert purity.seen == 8
+
+
+def test_without_lmdb_one_sentence_names_the_extra(tmp_path: Path) -> None:
+    """And no medium in a file needs it."""
+    made = lmdb.open(str(tmp_path / "db"), map_size=1 << 20)
+    with made, made.begin(write=True) as writing:
+        writing.put(b"a", b"one")
+    (tmp_path / "1.jpg").write_bytes(b"one")
+    script = (
+        "import sys; sys.modules['lmdb'] = None\n"
+        "from penstock.server.media.media_files import MediaFiles\n"
+        "from penstock.server.media.media_reader import MediaReader\n"
+        f"reader = MediaReader(MediaFiles({str(tmp_path)!r}))\n"
+        "file, value = reader.media(['1.jpg', 'lmdb: db::a'])\n"
+        "assert file.read() == b'one'\n"
+        "try:\n"
+        "    value.read()\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.startswith("MissingExtra a medium in an LMDB needs the package lmdb: ")
+    assert "pip install 'penstock[lmdb]'" in done.stdout

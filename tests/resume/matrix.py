@@ -25,8 +25,14 @@ TEXTS = {"csv": "text", "text": "text", "webdataset": "txt"}
 CHATS = ("chat", "conversation")
 """Processors of conversations."""
 
+FILES = {"image": "pictures", "sound": "sounds"}
+"""Processors of files, and the folders in which these lie; both are named by the same column."""
+
 CUTTING = ("split", "truncate")
-"""What batchers may do to samples that are too long; none does to conversations with pictures."""
+"""What batchers may do to samples that are too long; none of those does to `WHOLE` ones."""
+
+WHOLE = ("conversation", "sound")
+"""Processors of samples that count more than tokens."""
 
 
 class Combination(NamedTuple):
@@ -42,7 +48,7 @@ class Combination(NamedTuple):
     @property
     def has_ids(self) -> bool:
         """Tell whether samples have `input_ids`."""
-        return not (self.processor in ("identity", "image") and self.source in TEXTS)
+        return not (self.processor in ("identity", *FILES) and self.source in TEXTS)
 
     @property
     def is_even(self) -> bool:
@@ -73,7 +79,7 @@ def _packs(*variants: Settings) -> Variants:
     """Return the forms of a batcher that fills rows of tokens."""
 
     def form(variant: Settings, roles: Combination) -> Settings | None:
-        if roles.processor == "conversation" and variant.get("overlong") in CUTTING:
+        if roles.processor in WHOLE and variant.get("overlong") in CUTTING:
             return None
         limit = "max_sequence_length" if "max_sequence_length" in variant else "max_tokens"
         found = {**variant, limit: roles.row}
@@ -158,6 +164,13 @@ PROCESSORS: dict[str, Variants] = {
             **_of_picture(roles),
         }
     ],
+    "sound": [
+        lambda roles: {
+            "column": {"text": "text", "webdataset": "wav"}.get(roles.source, "picture"),
+            "columns": [TEXTS.get(roles.source, "input_ids")],
+            "dtype": "int16",
+        }
+    ],
     "conversation": [
         lambda roles: {
             "tokenizer": "kimi",
@@ -204,6 +217,12 @@ LENGTHS = tuple(name for name in BATCHERS if name not in ("simple", "user's"))
 """Batchers that may be told which value's length is a sample's size."""
 
 
+def _padded(variant: Settings) -> Callable[[Combination], Settings]:
+    return lambda roles: (
+        {**variant, "sequences": ["sound"]} if roles.processor == "sound" else variant
+    )
+
+
 def _layout(name: str) -> Callable[[Combination], Settings | None]:
     def form(roles: Combination) -> Settings | None:
         learns = name != "seams" or roles.processor not in CHATS
@@ -214,7 +233,10 @@ def _layout(name: str) -> Callable[[Combination], Settings | None]:
 
 COLLATORS: dict[str, Variants] = {
     "default": _plain({}),
-    "padded": _plain({}, {"labels": "shifted", "pad_to_multiple_of": 8, "mask_dtype": "bool"}),
+    "padded": [
+        _padded({}),
+        _padded({"labels": "shifted", "pad_to_multiple_of": 8, "mask_dtype": "bool"}),
+    ],
     "packed": [_layout(name) for name in ("flash", "megatron", "thd", "indexed", "neat", "seams")],
     "lists": _plain({}),
     "vlm": _plain({}, {"layout": "indexed"}),
@@ -250,13 +272,15 @@ def why_not(roles: Roles) -> str | None:
         return "iterable deals the shards of a stream, and these sources give items by number"
     if kind in STREAMS and distributor == "map":
         return "map draws items by number, and a stream has none"
-    if kind in IDS and processor in ("tokenize", "image", *CHATS):
-        return "items are token ids already, without a text, a picture or a conversation"
+    if kind in IDS and processor in ("tokenize", *FILES, *CHATS):
+        return "items are token ids already, without a text, a file or a conversation"
     if processor == "conversation" and roles.get("batcher") == "concat":
         return "concat cuts documents, and a conversation with pictures is not cut"
+    if processor == "sound" and collator == "vlm":
+        return "vlm stacks what is neither tokens nor pictures, and sounds differ in length"
     if (
         kind in TEXTS
-        and processor in ("identity", "image")
+        and processor in ("identity", *FILES)
         and collator in ("padded", "packed", "vlm")
     ):
         return "items are texts alone, and the collator needs token ids"
@@ -356,7 +380,7 @@ def jobs(combinations: list[Combination]) -> list[Settings]:
 def _job(roles: Combination, forms: Mapping[str, Settings], number: int) -> Settings:
     kind = "even" if roles.is_even else "ragged"
     lines = "chats" if roles.processor in CHATS else "texts"
-    if roles.processor == "image":
+    if roles.processor in FILES:
         lines = "pictures"
     job: Settings = {
         "seed": number,
@@ -378,8 +402,8 @@ def _job(roles: Combination, forms: Mapping[str, Settings], number: int) -> Sett
         job["function"] = "./roles.py:to_samples"
     else:
         job["processor"] = {"type": roles.processor, **forms["processor"]}
-    if roles.processor == "image":
-        job["media"] = {"dir": f"pictures/{kind}", "endings": ["p"]}
+    if roles.processor in FILES:
+        job["media"] = {"dir": f"{FILES[roles.processor]}/{kind}", "endings": ["p"]}
     return job
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import struct
 import tarfile
+import wave
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,9 @@ def rows_of(kind: str) -> list[Row]:
 
 
 def picture_of(number: int, length: int) -> str:
-    """Return the name of a row's picture: as long as its text, and as many pixels wide.
+    """Return the name of a row's picture and of its sound, as long as its text.
+
+    The one has as many pixels, the other as many points.
 
     So what headers tell is what batchers find in a text, an item's ids or a picture's name.
     """
@@ -137,6 +140,17 @@ def picture(number: int, width: int) -> bytes:
 
     file = io.BytesIO()
     Image.new("RGB", (width, 1), (10 * number, 7, width)).save(file, "PNG")
+    return file.getvalue()
+
+
+def sound(number: int, points: int) -> bytes:
+    """Return a sound of so many points, each row's another one."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(8000)
+        out.writeframes(np.arange(number, number + points, dtype="<i2").tobytes())
     return file.getvalue()
 
 
@@ -156,10 +170,12 @@ def write_all(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     for kind in KINDS:
         rows = rows_of(kind)
-        (folder / "pictures" / kind).mkdir(parents=True)
+        for made in ("pictures", "sounds"):
+            (folder / made / kind).mkdir(parents=True)
         for row in rows:
-            path = folder / "pictures" / kind / row["picture"]
-            path.write_bytes(picture(row["number"], len(row["text"])))
+            told, name = (row["number"], len(row["text"])), row["picture"]
+            (folder / "pictures" / kind / name).write_bytes(picture(*told))
+            (folder / "sounds" / kind / name).write_bytes(sound(*told))
         for part, (start, stop) in PARTS.items():
             _write(folder / kind / part, rows[start:stop])
 
@@ -209,6 +225,7 @@ def _write_tar(path: Path, rows: list[Row]) -> None:
                 ("txt", row["text"].encode()),
                 ("json", json.dumps(row["messages"]).encode()),
                 ("png", picture(row["number"], len(row["text"]))),
+                ("wav", sound(row["number"], len(row["text"]))),
             ):
                 member = tarfile.TarInfo(f"{row['number']:03}.{ending}")
                 member.size = len(data)

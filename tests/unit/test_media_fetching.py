@@ -14,6 +14,7 @@ from invariants import eventually
 from penstock.server.media.file_medium import FileMedium
 from penstock.server.media.media_files import MediaFiles
 from penstock.server.media.media_reader import MediaReader
+from penstock.server.media.media_storage import FIRST_BYTES
 from penstock.server.media.medium import HEAD_BYTES
 from penstock.wire.errors import BadItem, SourceChanged, SourceUnavailable
 
@@ -141,6 +142,33 @@ def test_heads_are_all_that_is_read_for_a_size(store: FarStore) -> None:
     assert whole == [b"l" * 3 * HEAD_BYTES, b"small", b""]
 
 
+def test_a_part_is_read_alone(store: FarStore) -> None:
+    """By one request, within a part that the item names, too; a head is not read again."""
+    data = bytes(range(256)) * 1024
+    (store.folder / "long.wav").write_bytes(data)
+    reader = reader_of(store)
+    whole, part = files_of(
+        reader, "long.wav", {"path": "long.wav", "offset": 1000, "length": 90000}
+    )
+
+    assert whole.size() == len(data)
+    assert (whole.at(100, 200), part.size()) == (data[100:200], 90000)
+    for medium, first, size in ((whole, 0, len(data)), (part, 1000, 90000)):
+        medium.head()
+        store.asked.clear()
+        assert medium.at(70000, 70010) == data[first + 70000 : first + 70010]
+        assert medium.at(size - 5, size + 5) == data[first + size - 5 : first + size]
+        assert medium.at(size, size + 5) == medium.at(size + 5, size + 9) == b""
+        assert [wanted for _, wanted in store.asked] == [
+            f"bytes={first + 70000}-{first + 70009}",
+            f"bytes={first + size - 5}-{first + size - 1}",
+        ]
+    store.failing["long.wav"] = [503] * 99
+    with pytest.raises(SourceUnavailable, match=r"long\.wav cannot be read at the moment"):
+        whole.at(80000, 80010)
+    assert isinstance(whole.failure, SourceUnavailable)
+
+
 def test_what_fails_ahead_fails_by_name_when_it_is_needed(store: FarStore) -> None:
     """A thread's error is nobody's: whoever needs the medium asks again, and is told."""
     write(store, 3)
@@ -189,3 +217,21 @@ def test_bytes_that_are_too_many_are_not_read(store: FarStore) -> None:
             medium.read()
     with pytest.raises(BadItem, match=r"0\.jpg ends before byte 5001 that the item names"):
         beyond.read()
+
+
+def test_what_is_larger_than_expected_waits_for_room(store: FarStore) -> None:
+    """Of a medium of which nobody knows the size a mebibyte comes; the rest has to fit."""
+    (store.folder / "large.jpg").write_bytes(b"l" * (3 * FIRST_BYTES))
+    names = write(store, 3, 500_000)
+    reader = reader_of(store, ahead_bytes=2 * FIRST_BYTES, requests=4)
+    media = files_of(reader, names[0], "large.jpg", *names[1:])
+
+    reader.fetching.ask(media[:1], now=False)
+    eventually(lambda: reader.fetching.held_bytes == 500_000, 60.0, "the first is held")
+    reader.fetching.ask(media[1:], now=False)
+    eventually(lambda: len(store.asked) == 2, 60.0, "the large one was asked for")
+    eventually(lambda: reader.fetching.held_bytes == 500_000, 60.0, "it has no room")
+
+    assert bytes(media[1].read()) == b"l" * (3 * FIRST_BYTES)
+    assert [len(medium.read()) for medium in (media[0], *media[2:])] == [500_000] * 3
+    eventually(lambda: reader.fetching.held_bytes == 0, 60.0, "all were taken")

@@ -27,6 +27,7 @@ def test_every_extra_brings_what_some_code_asks_for() -> None:
     code = "\n".join(path.read_text() for room in ROOMS for path in (HOME / room).rglob("*.py"))
 
     named = set(re.findall(r"^.*\bextra(?:: str)? ?= ?\"(\w+)\"(?! *, *frozen)", code, re.M))
+    named |= set(re.findall(r"\boptional\(\"[^\"]+\", \"[^\"]+\", \"(\w+)\"", code))
 
     # Nothing asks for otel: where it is missing there are no spans, and nothing else is missing.
     # `dev` and `fuzz` are for our own tests.

@@ -99,7 +99,7 @@ def test_whole_numbers_are_rounded_and_limited() -> None:
 def test_what_headers_tell_is_what_samples_have(kind: str, parameters: Any) -> None:
     """Size and counts, of every format: a plan that was made of them holds."""
     processor = SoundProcessor(**parameters)
-    for seconds in (0.5, 1.0, 1.337):
+    for seconds in (0.5, 1.337):
         data = written(drawn(seconds, RATE, 2), RATE, kind)
         raw = {"audio": data, "end": 0.4321}
 
@@ -141,18 +141,22 @@ def test_seconds_are_rounded_up() -> None:
 
 
 def test_a_piece_has_the_points_of_its_tokens() -> None:
-    """Where a batcher cuts, all pieces together are the sound."""
-    for rule in ({"tokens_per_second": 12.5}, {"points_per_token": 7000}, {}):
-        processor = SoundProcessor(**rule)  # type: ignore[arg-type]
-        sample = process(processor, item(text="a"))
+    """Where a batcher cuts, all pieces together are the sound, in one channel or several."""
+    rules: list[dict[str, Any]] = [{"tokens_per_second": 12.5}, {"points_per_token": 7000}, {}]
+    for rule in (*rules, {"channels": "all"}):
+        processor = SoundProcessor(columns=["text", "each"], **rule)
         size, _ = told(processor, item())
+        sample = process(processor, item(text="a", each=list(range(size))))
         cuts = [0, size // 3, size // 2, size]
 
         pieces = [processor.cut(sample, *cuts[n : n + 2], size) for n in range(3)]
 
-        assert np.array_equal(np.concatenate([piece["sound"] for piece in pieces]), MONO)
-        if rule:
-            assert sum(len(piece["input_ids"]) for piece in pieces) == size
+        whole = np.concatenate([piece["sound"] for piece in pieces])
+        assert np.array_equal(whole, sample["sound"])
+        assert [each for piece in pieces for each in piece["each"]] == sample["each"]
+        assert [piece["text"] for piece in pieces] == ["a"] * 3
+        for piece in pieces:
+            assert "input_ids" not in piece or len(piece["input_ids"]) == len(piece["each"])
 
 
 # --- spans ---
@@ -249,6 +253,7 @@ def test_rates_that_cannot_be_are_said_of_the_file() -> None:
         ({"column": ""}, "column is ''"),
         ({"columns": "text"}, r"columns is 'text': give a list of names, such as \[text\]"),
         ({"columns": ["sound"]}, "columns names 'sound', which this processor gives itself"),
+        ({"columns": ["input_ids"], "points_per_token": 9}, "columns names 'input_ids', which"),
         ({"sample_rate": 0}, "sample_rate is 0: give points in a second as a whole number"),
         ({"sample_rate": 16e3}, r"sample_rate is 16000\.0"),
         ({"channels": "stereo"}, "channels is 'stereo': choose one of mono, all"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,14 @@ from penstock.server.media.families.processor_folder import load_family
 from penstock.server.media.image_header import parse_header
 from penstock.server.media.picture import Decoding
 from penstock.wire.errors import InvalidJob, InvalidRequest
-from vision import CLASSES, drawn, encoded, image_processor, write_vision_folder
+from vision import (
+    CLASSES,
+    TorchvisionPictures,
+    drawn,
+    encoded,
+    image_processor,
+    write_vision_folder,
+)
 
 MADE: dict[str, tuple[type[Family], dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": (QwenVl, {}, {}),
@@ -44,7 +52,7 @@ MADE: dict[str, tuple[type[Family], dict[str, Any], dict[str, Any]]] = {
     "kimi, few patches": (
         Kimi,
         {"max_patches": 100, "max_side_patches": 20},
-        {"max_patches": 100, "side": 20},
+        {"max_patches": 100, "size": {"max_height": 20, "max_width": 20}},
     ),
     "llava": (Llava, {}, {}),
     "llava, not normalized": (Llava, {"do_normalize": False}, {"do_normalize": False}),
@@ -65,6 +73,7 @@ def family_of(name: str) -> Family:
     return cls(given, "SomeProcessor")
 
 
+@cache
 def theirs_of(name: str) -> Any:
     return image_processor(name.split(",")[0], **MADE[name][2])
 
@@ -110,13 +119,11 @@ def test_sizes_of_large_pictures_are_those_of_transformers(
     """The numbers alone, up to shapes that no test would decode."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-    from vision import _kimi
-
     family = family_of(name)
     own = family.settings
     factor = own["patch_size"] * own["merge_size"]
     if name.startswith("kimi"):
-        _, (tall, wide) = _kimi().navit_resize(
+        _, (tall, wide) = theirs_of(name).function("navit_resize")(
             height, width, 14, 2, own["max_patches"], own["max_side_patches"]
         )
     elif max(width, height) > 200 * min(width, height):
@@ -164,6 +171,46 @@ def test_llava_pads_to_a_square_and_others_resize_both_sides() -> None:
             assert np.array_equal(found, expected), (family.name, shape)
     assert plain.size(90, 31).tokens == 20
     assert padded.size(90, 31).tokens == 16, "four by four patches, with and without the class one"
+
+
+OVER_TORCHVISION = {
+    "qwen2_vl": (QwenVl, {}),
+    "qwen2_vl, bilinear": (QwenVl, {"resample": 2}),
+    "qwen3_vl": (Qwen3Vl, {}),
+    "kimi, few patches": (Kimi, {"max_patches": 100}),
+    "llava": (Llava, {}),
+    "llava, not normalized": (Llava, {"do_normalize": False}),
+    "llava, not scaled": (Llava, {"do_rescale": False}),
+}
+
+
+@pytest.mark.parametrize("name", OVER_TORCHVISION)
+def test_by_torch_pixels_are_those_of_transformers_over_torchvision(name: str) -> None:
+    """The same bits again: resized by torch, and with mean and deviation scaled."""
+    cls, given = OVER_TORCHVISION[name]
+    family = cls(given, "SomeProcessor", "torch")
+    more = dict(given)
+    if cls is Qwen3Vl:
+        own = ("patch_size", "image_mean", "image_std")
+        more = {key: family.settings[key] for key in own}
+        more["size"] = {"shortest_edge": 65536, "longest_edge": 16777216}
+    if cls is Llava:
+        more |= {key: family.settings[key] for key in ("size", "crop_size")}
+    theirs = TorchvisionPictures(name.split(",")[0], **more)
+    for number, (width, height) in enumerate([(500, 375), (31, 240), (640, 200), (300, 301)]):
+        picture = drawn(width, height, number)
+
+        found = family.values(family.patches(np.asarray(picture)))
+
+        expected = np.asarray(theirs(images=[picture])["pixel_values"], np.float32)
+        assert np.array_equal(found, expected), (width, height)
+        by_pillow = cls(given, "SomeProcessor").values(cls(given, "S").patches(np.asarray(picture)))
+        assert number or not np.array_equal(found, by_pillow), "the kernels are told apart"
+
+
+def test_a_filter_that_torch_does_not_have_is_refused() -> None:
+    with pytest.raises(InvalidJob, match=r"resample of Some .* is lanczos, which torch does not"):
+        QwenVl({"resample": 1}, "Some", "torch")
 
 
 # --- pictures ---

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.server.core.shown import shown
+from penstock.server.media.listing import DATABASES
 from penstock.server.media.medium import HeldMedium
 
 LMDB = "lmdb:"
@@ -130,6 +131,8 @@ def _named(text: Any, number: int) -> HeldMedium | FileReference | LmdbReference
         return _of_data(text, number)
     if isinstance(text, str) and text.startswith(LMDB):
         return _lmdb(text.removeprefix(LMDB).removeprefix("//").strip(), number)
+    if isinstance(text, str) and text.partition("::")[0].endswith(DATABASES) and "::" in text:
+        return _lmdb(text, number)
     return FileReference(_checked(text, number))
 
 

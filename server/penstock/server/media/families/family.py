@@ -9,8 +9,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.media.families.family_settings import Settings
-from penstock.server.media.pillow import pillow
+from penstock.server.media.families.family_settings import RESAMPLINGS, Settings
+from penstock.server.media.geometry import Extent
+from penstock.server.media.resize import FILTERS, resize
 from penstock.wire.errors import InvalidJob
 
 CLIP_MEAN, CLIP_STD = (
@@ -58,6 +59,10 @@ class Family(ABC):
     Args:
         settings: Checked values, over `defaults`.
         class_name: The class of the processor whose folder it is, for errors.
+        kernel: What resizes: `pillow` or `torch`.
+
+    Raises:
+        InvalidJob: They do not go together.
 
     Glossary:
         family: Models that take pictures alike: as many tokens for a size, and the same pixels.
@@ -71,9 +76,16 @@ class Family(ABC):
     has_grids: ClassVar[bool] = True
     has_rope: ClassVar[bool] = False
 
-    def __init__(self, settings: Settings, class_name: str) -> None:
+    def __init__(self, settings: Settings, class_name: str, kernel: str = "pillow") -> None:
         self.settings: Settings = {**self.defaults, **settings}
-        self.class_name = class_name
+        self.class_name, self.kernel = class_name, kernel
+        self._filter = RESAMPLINGS[self.settings["resample"]]
+        if kernel == "torch" and self._filter not in FILTERS:
+            raise InvalidJob(
+                f"resample of {class_name} (family {self.name}) is {self._filter}, which torch "
+                "does not have: write kernel: pillow, or settings: {resample: 3}, bicubic",
+                key="kernel",
+            )
         self.image_token: str = self.settings["image_token"]
         self.image_id = -1
         self.around_ids: tuple[int, int] | None = None
@@ -161,33 +173,36 @@ class Family(ABC):
     def _levels(self) -> npt.NDArray[np.float32]:
         """Return the value of each level in each channel: float32 (3, 256).
 
-        The order of operations, and where they round, is that of transformers' image processors
-        over Pillow.
+        The order of operations, and where they round, is that of transformers' image processors:
+        over Pillow they scale a picture first; over torchvision they scale mean and deviation.
         """
-        levels = np.arange(256, dtype=np.float32)
-        if self.settings["do_rescale"]:
-            scaled = np.arange(256).astype(np.float64) * self.settings["rescale_factor"]
-            levels = scaled.astype(np.float32)
-        found = np.tile(levels, (3, 1))
-        if self.settings["do_normalize"]:
-            mean = np.array(self.settings["image_mean"], dtype=np.float32)[:, None]
-            std = np.array(self.settings["image_std"], dtype=np.float32)[:, None]
-            found = (found - mean) / std
-        return found
+        settings, levels = self.settings, np.tile(np.arange(256, dtype=np.float32), (3, 1))
+        rescales, normalizes = settings["do_rescale"], settings["do_normalize"]
+        factor = settings["rescale_factor"]
+        mean = np.array(settings["image_mean"], dtype=np.float32)[:, None]
+        std = np.array(settings["image_std"], dtype=np.float32)[:, None]
+        if not self._over_torchvision:
+            if rescales:
+                levels = (levels.astype(np.float64) * factor).astype(np.float32)
+        elif rescales and normalizes:
+            mean, std = (each * np.float32(1.0 / factor) for each in (mean, std))
+        elif rescales:
+            levels = levels * np.float32(factor)
+        return (levels - mean) / std if normalizes else levels
+
+    @property
+    def _over_torchvision(self) -> bool:
+        return self.kernel == "torch"
 
     def _resized(self, picture: Pixels, height: int, width: int) -> Pixels:
-        """Return a picture in another size, as Pillow resizes it."""
-        if picture.shape[:2] == (height, width):
-            return picture
-        image = pillow()
-        found = image.fromarray(picture).resize((width, height), resample=self.settings["resample"])
-        return np.asarray(found)
+        """Return a picture in another size."""
+        return resize(picture, Extent(height, width), self.kernel, self._filter)
 
 
 def identity_of(family: Family) -> dict[str, Any]:
     """Return what of a family decides bytes, JSON-able: part of a job's identity."""
     settings = {name: _plain(value) for name, value in sorted(family.settings.items())}
-    return {"family": family.name, "settings": settings}
+    return {"family": family.name, "settings": settings, "kernel": family.kernel}
 
 
 def _plain(value: Any) -> Any:

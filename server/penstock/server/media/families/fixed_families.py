@@ -56,8 +56,8 @@ class FixedFamily(Family):
     }
     has_grids: ClassVar[bool] = False
 
-    def __init__(self, settings: Settings, class_name: str) -> None:
-        super().__init__(settings, class_name)
+    def __init__(self, settings: Settings, class_name: str, kernel: str = "pillow") -> None:
+        super().__init__(settings, class_name, kernel)
         self._height, self._width = self._given()
         self._resized_to(1, 1)  # or this size cannot be
         patch = self.settings.get("patch_size")

@@ -227,16 +227,6 @@ class Kimi(Family):
             )
         return (-(-inner[0] // factor) * factor, -(-inner[1] // factor) * factor), inner
 
-    def _levels(self) -> npt.NDArray[np.float32]:
-        """Return the value of each level: transformers has this family over torchvision alone.
-
-        There mean and deviation are scaled, and not the picture, so it rounds elsewhere.
-        """
-        settings = self.settings
-        if not (settings["do_rescale"] and settings["do_normalize"]):
-            return super()._levels()
-        factor = np.float32(1.0 / settings["rescale_factor"])
-        mean = np.array(settings["image_mean"], dtype=np.float32)[:, None] * factor
-        std = np.array(settings["image_std"], dtype=np.float32)[:, None] * factor
-        found: npt.NDArray[np.float32] = (np.arange(256, dtype=np.float32) - mean) / std
-        return found
+    @property
+    def _over_torchvision(self) -> bool:
+        return True  # transformers has this family over torchvision alone

@@ -31,13 +31,16 @@ _TILES = (
 """Settings of processors that cut a picture into several, by its shape."""
 
 
-def load_family(folder: Path, name: str | None, given: Mapping[str, Any] | None) -> Family:
+def load_family(
+    folder: Path, name: str | None, given: Mapping[str, Any] | None, kernel: str = "pillow"
+) -> Family:
     """Return the family of a processor.
 
     Args:
         folder: The processor's, as `save_pretrained` of transformers writes it.
         name: The family; None = that of the processor's class, which its files name.
         given: Settings over those of the folder; what neither has is the family's default.
+        kernel: What resizes: `pillow` or `torch`.
 
     Raises:
         InvalidJob: The files name no class of a family, or a setting makes no sense.
@@ -59,7 +62,7 @@ def load_family(folder: Path, name: str | None, given: Mapping[str, Any] | None)
         )
     own = cls.layered(checked(_numbers(found), cls.known, str(folder / place), cls.name))
     settings: Settings = cls.layered(checked(given or {}, cls.known, "", cls.name))
-    return cls({**own, **settings}, class_name)
+    return cls({**own, **settings}, class_name, kernel)
 
 
 def _class(folder: Path, class_name: str | None) -> type[Family]:

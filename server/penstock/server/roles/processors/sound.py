@@ -35,9 +35,6 @@ from penstock.server.roles.processor import MediaProcessor
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.wire.errors import InvalidJob
 
-OWN_KEYS = ("sound", "sample_rate", "input_ids")
-"""What a sample has beside the columns that go into it."""
-
 
 class _Span(NamedTuple):
     """What an item wants of a file.
@@ -133,7 +130,7 @@ class SoundProcessor(MediaProcessor):
             raise InvalidJob(
                 f"columns is {self.columns!r}: give a list of names, such as [text]", key="columns"
             )
-        if taken := [name for name in self.columns if name in OWN_KEYS]:
+        if taken := [name for name in given if name in self._own_keys]:
             raise InvalidJob(
                 f"columns names {taken[0]!r}, which this processor gives itself: leave it out",
                 key="columns",
@@ -168,6 +165,10 @@ class SoundProcessor(MediaProcessor):
     @property
     def _has_tokens(self) -> bool:
         return self.tokens_per_second is not None or self.points_per_token is not None
+
+    @property
+    def _own_keys(self) -> Sequence[str]:
+        return ("sound", "sample_rate", *(["input_ids"] if self._has_tokens else []))
 
     def identity(self) -> dict[str, Any]:
         """Return what decides bytes: with the version of the filter, where it is used."""
@@ -213,7 +214,7 @@ class SoundProcessor(MediaProcessor):
         """Return the keys of samples, unless a subclass makes other ones."""
         if not self.keeps(SoundProcessor, "process"):
             return None
-        return [*(OWN_KEYS if self._has_tokens else OWN_KEYS[:2]), *self.columns]
+        return [*self._own_keys, *self.columns]
 
     def references(self, raw: RawItem) -> Sequence[Any]:
         """Return the item's sound.
@@ -267,17 +268,15 @@ class SoundProcessor(MediaProcessor):
         return {**sample, **{name: _value(raw, name, null=True) for name in self.columns}}
 
     def cut(self, sample: Sample, start: int, stop: int, size: int) -> Sample:
-        """Return tokens `[start, stop)` of a sample with the points that they stand for."""
-        if not self._has_tokens:
-            return {**sample, "sound": sample["sound"][start:stop]}
-        per_token, points = self._points_of_token(sample["sample_rate"]), len(sample["sound"])
-        first = math.ceil(start * per_token)
-        last = points if stop == size else math.ceil(stop * per_token)
-        return {
-            **sample,
-            "sound": sample["sound"][first:last],
-            "input_ids": sample["input_ids"][start:stop],
-        }
+        """Return elements `[start, stop)`: of a sample with tokens, these and their points."""
+        found, sound = super().cut(sample, start, stop, size), sample["sound"]
+        if self._has_tokens:
+            per_token = self._points_of_token(sample["sample_rate"])
+            last = len(sound) if stop == size else math.ceil(stop * per_token)
+            found["sound"] = sound[math.ceil(start * per_token) : last]
+        else:
+            found["sound"] = sound[start:stop]
+        return found
 
     # --- how much ---
 
