@@ -219,7 +219,7 @@ class PlannedLog:
         in_epoch = samples * self._drawer.drawn.items / max(1, items)
         passes = inf if self._roles.epochs is None else self._roles.epochs
         return (
-            min(KEPT_SAMPLES, in_epoch) * SAMPLE_BYTES
+            min(KEPT_SAMPLES, in_epoch) * (SAMPLE_BYTES + 8 * len(self.index.measures))
             + min(KEPT_SAMPLES, in_epoch * passes) * FILLED_BYTES
             + min(KEPT_BYTES, self.index.nbytes)
             + self._arranged_bytes(min(self._window, in_epoch))
@@ -432,12 +432,15 @@ class PlannedLog:
 def _alike(samples: WindowSamples, roles: RoleSet) -> Integers:
     """Return numbers that are the same for samples that may take each other's places.
 
-    Those of the same size, which count the same of all that is limited; and samples with pictures
-    in none of others, which may be cut.
+    Those of the same size, which count the same of all that is limited or balanced; and samples
+    with pictures in none of others, which may be cut.
     """
     if samples.measured is None:
         return samples.sizes
     places = [place for place, _ in roles.batcher_facts.row_counts]
+    balance = None if roles.plan is None else roles.plan.balance
+    if balance is not None:
+        places += [place for place, name in enumerate(roles.measures) if name in balance.names]
     media = [place for place, name in enumerate(roles.measures) if name != TOKENS]
     has_media = samples.measured[:, media].any(axis=1)
     vectors = np.column_stack([samples.sizes, has_media, samples.measured[:, places]])
