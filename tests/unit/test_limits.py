@@ -182,6 +182,17 @@ def test_rows_are_counted_by_the_limit_that_they_have_most_of() -> None:
     assert batcher.counters()["closed_by_images"] == 1
 
 
+def test_a_row_is_full_where_packing_ratio_ends_it() -> None:
+    """So rows of 10 tokens and 3 of 4 images are full of tokens, if 10 are all that they take."""
+    refs = refs_of([(5, 2, 0), (5, 1, 0)])
+    for ratio, closed in ((1.0, 1), (0.5, 0)):
+        batcher = KnapsackPackingBatcher(20, 9, ratio, limits={"images": 4})
+
+        run(batcher, refs)
+
+        assert batcher.counters()["closed_by_images"] == closed
+
+
 @pytest.mark.parametrize("name", PACKERS)
 def test_limits_are_in_the_identity_only_where_they_are_given(name: str) -> None:
     assert "limits" not in json.dumps(PACKERS[name]().identity())

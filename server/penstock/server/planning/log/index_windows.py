@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -253,6 +253,25 @@ def _some(measured: Integers | None, places: Integers) -> Integers | None:
 def _measured(parts: Sequence[Integers | None]) -> Integers | None:
     some = [part for part in parts if part is not None]
     return np.concatenate(some) if some else None
+
+
+def kinds_of(samples: WindowSamples, places: Sequence[int], media: Sequence[int]) -> Any:
+    """Return numbers, int (n,), that are the same for samples that may take each other's places.
+
+    Those of the same size, and of the same counts of what is told apart; and samples with pictures
+    in none of others, which may be cut. As small integers as hold them: NumPy sorts these by radix.
+
+    Args:
+        samples: The samples.
+        places: Which of their counts are told apart.
+        media: Which are of more than tokens.
+    """
+    kinds = samples.sizes
+    if samples.measured is not None:
+        has_media = samples.measured[:, media].any(axis=1)
+        vectors = np.column_stack([kinds, has_media, samples.measured[:, places]])
+        kinds = np.unique(vectors, axis=0, return_inverse=True)[1].reshape(-1)
+    return kinds.astype(np.uint16) if len(kinds) and kinds.max() < 1 << 16 else kinds
 
 
 def pieces_of(drawn: Drawn, seed: int | None, run: int | None) -> list[list[LineStretch]]:

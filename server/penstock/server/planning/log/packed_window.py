@@ -155,24 +155,22 @@ def with_cost(
     return replace(packed, cost=cost.of({**counted, **measures(packed)}))
 
 
-def counts_of(packed: PackedWindow, slots: Integers, counts: Integers) -> Integers:
-    """Return what the pieces of a window count, int64 (pieces, measures).
-
-    A sample's counts are with the piece that begins it.
+def counts_of(counts: Integers, slots: Integers, starts: Integers | None) -> Integers:
+    """Return what pieces count, int64 (pieces, measures): that which begins a sample has all.
 
     Args:
-        packed: The window.
-        slots: int64 (pieces,): the sample of each.
         counts: int64 (n, measures): what each sample counts.
+        slots: int64 (pieces,): the sample of each piece.
+        starts: int64 (pieces,): where in it each begins, -1 = it is whole; None = all are.
     """
     found = counts[slots]
-    return found if packed.starts is None else found * (packed.starts[:, np.newaxis] <= 0)
+    return found if starts is None else found * (starts[:, np.newaxis] <= 0)
 
 
 def counted_by(packed: PackedWindow, counts: Integers) -> list[npt.NDArray[np.float64]]:
     """Return what each batch counts, by measure: float64 (batches,), whole numbers."""
     bounds = packed.rows[packed.batches]
-    columns = counts_of(packed, packed.slots, counts).T
+    columns = counts_of(counts, packed.slots, packed.starts).T
     before = [np.concatenate([[0], np.cumsum(column)]) for column in columns]
     return [np.diff(column[bounds]).astype(np.float64) for column in before]
 

@@ -12,7 +12,6 @@ planned before.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple
@@ -39,10 +38,11 @@ from penstock.server.planning.log.index_windows import (
     Reasons,
     Windows,
     WindowSamples,
+    kinds_of,
     pieces_of,
     run_of,
 )
-from penstock.server.planning.log.packed_window import PackedWindow
+from penstock.server.planning.log.packed_window import PackedWindow, counts_of
 from penstock.server.planning.log.plan_parameters import PlanParameters
 from penstock.server.roles.batchers import ConcatPackingBatcher, SimpleBatcher
 from penstock.server.roles.batchers.packer import RowPackingBatcher
@@ -342,7 +342,10 @@ class PlannedLog:
         sizes = own.tolist()
         starts = None if packed.starts is None else packed.starts[begin:end].tolist()
         stops = None if packed.stops is None else packed.stops[begin:end].tolist()
-        counted = self._counted(samples.measured, taken, starts)
+        counted: list[tuple[int, ...]] = [()] * len(taken)
+        if samples.measured is not None:
+            own_starts = None if packed.starts is None else packed.starts[begin:end]
+            counted = list(map(tuple, counts_of(samples.measured, taken, own_starts).tolist()))
         names, passes = self._names, self._passes
         refs = [
             SampleRef(
@@ -352,23 +355,11 @@ class PlannedLog:
                 None
                 if starts is None or stops is None or starts[at] < 0
                 else Span(starts[at], stops[at]),
-                () if counted is None else counted[at],
+                counted[at],
             )
             for at, source in enumerate(sources)
         ]
         return [refs[start - begin : stop - begin] for start, stop in pairwise(bounds)]
-
-    @staticmethod
-    def _counted(
-        measured: Integers | None, taken: Integers, starts: Sequence[int] | None
-    ) -> list[tuple[int, ...]] | None:
-        """Return what pieces count: all of it where they begin their sample; None = nothing."""
-        if measured is None:
-            return None
-        found = measured[taken]
-        if starts is not None:
-            found = found * (np.array(starts) <= 0)[:, np.newaxis]
-        return list(map(tuple, found.tolist()))
 
     def _again(
         self, stream: int, window: _EpochWindow, place: BatchPlace, rows: list[Row]
@@ -424,34 +415,19 @@ class PlannedLog:
         order = Permutation(total, self._seed, epoch, purpose).take(np.arange(total))
         if self.fills_differ:
             return order
-        sizes = _narrow(_alike(samples, self._roles))
+        measures = self._roles.measures
+        media = media_places(measures, len(measures))
+        kinds = kinds_of(samples, self._told_apart, media)
         filled = np.empty(total, np.int64)
-        filled[np.argsort(sizes, kind="stable")] = order[np.argsort(sizes[order], kind="stable")]
+        filled[np.argsort(kinds, kind="stable")] = order[np.argsort(kinds[order], kind="stable")]
         return filled
 
-
-def _alike(samples: WindowSamples, roles: RoleSet) -> Integers:
-    """Return numbers that are the same for samples that may take each other's places.
-
-    Those of the same size, which count the same of all that is limited or balanced; and samples
-    with pictures in none of others, which may be cut.
-    """
-    if samples.measured is None:
-        return samples.sizes
-    places = [place for place, _ in roles.batcher_facts.row_counts]
-    balance = None if roles.plan is None else roles.plan.balance
-    if balance is not None:
-        places += [place for place, name in enumerate(roles.measures) if name in balance.names]
-    media = media_places(roles.measures, len(roles.measures))
-    has_media = samples.measured[:, media].any(axis=1)
-    vectors = np.column_stack([samples.sizes, has_media, samples.measured[:, places]])
-    found: Integers = np.unique(vectors, axis=0, return_inverse=True)[1].reshape(-1)
-    return found
-
-
-def _narrow(sizes: Integers) -> Any:
-    """Return sizes as the smallest integers that hold them, which NumPy sorts by radix."""
-    return sizes.astype(np.uint16) if len(sizes) and sizes.max() < 1 << 16 else sizes
+    @property
+    def _told_apart(self) -> list[int]:
+        """Return the places of counts that are limited, or balanced."""
+        limited = [place for place, _ in self._roles.batcher_facts.row_counts]
+        names = () if self._plan.balance is None else self._plan.balance.names
+        return limited + [n for n, name in enumerate(self._roles.measures) if name in names]
 
 
 def planned_log(roles: RoleSet) -> PlannedLog:

@@ -171,7 +171,7 @@ def add_up(
             batches = BatchSizes(sizes, packed.rows, packed.batches)
             columns, misfit = found.tally.add(batches, collator)
             if samples.measured is not None:
-                counts = counts_of(packed, slots, samples.measured)
+                counts = counts_of(samples.measured, slots, packed.starts)
                 found.tally.add_measured(batches, log.index.measures, counts)
             if misfit is not None:
                 found.misfits.append((misfit, key, epoch))

@@ -228,8 +228,13 @@ class RowPackingBatcher(PackingBatcher):
 
     def _finish(self, row: Row) -> None:
         if self._penstock_limits is not None:
-            self._note_row(row, sum(ref.size for ref in row), self.max_tokens)
+            self._note_row(row, sum(ref.size for ref in row), self._full)
         self._finished.append(row)
+
+    @property
+    def _full(self) -> int:
+        """Return to how many tokens rows are filled."""
+        return self.max_tokens
 
     def _pass(self, row: Row) -> None:
         """Finish a row that is one sample, or a piece of one, and passes by what is held."""

@@ -176,7 +176,7 @@ class ArrayWindowsBatcher(WindowsBatcher, PacksWindows):
             return
         used = np.add.reduceat(counts, bounds[:-1]).tolist()
         for size, of_row in zip(np.add.reduceat(sizes, bounds[:-1]).tolist(), used, strict=True):
-            if name := limits.tightest(of_row, size, self.max_tokens):
+            if name := limits.tightest(of_row, size, self._full):
                 self._counts[f"closed_by_{name}"] += 1
 
     def count_batches(self, sizes: Integers) -> int | None:
@@ -328,6 +328,11 @@ class KnapsackPackingBatcher(ArrayWindowsBatcher):
                 key="packing_ratio",
             )
         self._most_shared = min(self._capacity, self._most_shared)
+
+    @property
+    def _full(self) -> int:
+        """Return what `packing_ratio` makes of `max_tokens`."""
+        return self._capacity
 
     def facts(self) -> BatcherFacts:
         """Return what others do, but that `max_packs` leaves out samples of any size."""
