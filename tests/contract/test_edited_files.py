@@ -15,9 +15,10 @@ from penstock.server.sources import HfStreamSource, JsonlSource
 from penstock.wire.errors import SourceChanged
 
 READ_ONCE = ("hf json", "hf csv", "hf text", "hf arrow", "hf parquet", "hf webdataset", "hf folder",
-             "torch", "items")  # fmt: skip
+             "torch", "items", "folder")  # fmt: skip
 """These have read their files when they are open: items of a Dataset are its author's, and
-`datasets` has made a copy that is known by the content."""
+`datasets` has made a copy that is known by the content. Of a folder items have names alone; its
+pictures are read as media."""
 
 READ_AS_IT_IS_OPENED = {"index.json", "state.json", "dataset_dict.json", "meta.json",
                         "dataset_info.json"}  # fmt: skip

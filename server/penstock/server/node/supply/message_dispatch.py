@@ -150,7 +150,7 @@ class MessageDispatch:
     def _cost(self, cost: Cost) -> None:
         books = self._dispatch.logs[cost.log_id]
         books.homes.note_read(cost.read_bytes)
-        told = (cost.batches, cost.stages_s, cost.read_bytes, cost.drawn)
+        told = (cost.batches, cost.stages_s, cost.read_bytes, cost.media_bytes, cost.drawn)
         self._observer.worked(books.job.name, *told)
         if cost.retries:
             self._observer.retried(books.job.name, cost.retries)
