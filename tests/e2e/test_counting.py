@@ -75,7 +75,7 @@ class Noting(Observer):
     seconds = 0.0
     times = 0
 
-    def counting(self, job: str, seconds: float, read_bytes: int) -> None:
+    def counting(self, job: str, seconds: float, read_bytes: int, media_bytes: int) -> None:
         """Note it."""
         self.seconds += seconds
         self.times += 1

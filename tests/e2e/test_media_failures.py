@@ -214,7 +214,7 @@ def test_a_worker_that_is_killed_while_it_fetches_costs_nothing(tmp_path: Path) 
             gate.set()
             with Loader(server.address, "main") as loader:
                 found = sums(loader)
-            read = scraped(server, "penstock_source_read_bytes_total")
+            read = scraped(server, "penstock_media_read_bytes_total{")
 
     assert found == {n: crcs(picture(n)) for n in range(16)}
     assert read >= sum(len(picture(n)) for n in range(4, 16))

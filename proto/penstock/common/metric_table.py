@@ -123,6 +123,14 @@ METRICS: dict[str, Metric] = {
         "`jsonl` and the others that read files item by item.",
         ("run", "PenstockReadsAgain"),
     ),
+    "penstock_media_read_bytes_total": Metric(
+        "counter",
+        (JOB,),
+        "bytes",
+        "Bytes read of the pictures and sounds that items name: files, parts of files, values of "
+        "LMDBs.",
+        (),
+    ),
     "penstock_source_drawn_bytes_total": Metric(
         "counter",
         (JOB,),

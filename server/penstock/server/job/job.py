@@ -609,10 +609,13 @@ class Job:
         return found
 
     def read_bytes(self) -> int:
-        """Return how many bytes of sources and media were read from storage since the last call."""
-        of_sources = sum(source.read_bytes() for source in self.sources.values())
+        """Return how many bytes sources have read from storage since the last call."""
+        return sum(source.read_bytes() for source in self.sources.values())
+
+    def media_bytes(self) -> int:
+        """Return how many bytes of media that items name were read since the last call."""
         media = (roles.media for roles in self.role_sets if roles.media is not None)
-        return of_sources + sum(reader.read_bytes() for reader in media)
+        return sum(reader.read_bytes() for reader in media)
 
     def close(self) -> None:
         """Let go of the sources' files."""

@@ -93,6 +93,7 @@ class Metrics(Observer):
         )
         self._stages = Series("penstock_decode_duration_seconds", registry)
         self._read = Series("penstock_source_read_bytes_total", registry)
+        self._media = Series("penstock_media_read_bytes_total", registry)
         self._drawn = Series("penstock_source_drawn_bytes_total", registry)
         self._sent = Series("penstock_batches_sent_total", registry)
         self._sent_bytes = Series("penstock_sent_bytes_total", registry)
@@ -146,7 +147,7 @@ class Metrics(Observer):
         """
         for name, job in jobs.items():
             for tally in (
-                *(self._items, self._read),
+                *(self._items, self._read, self._media),
                 *(self._batches, self._bytes, self._tokens, self._padding),
                 *(self._sent, self._sent_bytes, self._sent_tokens, self._lent, self._lent_bytes),
             ):
@@ -215,21 +216,26 @@ class Metrics(Observer):
         batches: int,
         stages_s: Mapping[str, float],
         read_bytes: int,
+        media_bytes: int,
         drawn: int,
     ) -> None:
         for stage, seconds in stages_s.items():
             self._stages.add(seconds, job, stage, count=batches)
         self._items.add(drawn, job)
-        if read_bytes:
-            self._read.add(read_bytes, job)
+        self._count_read(job, read_bytes, media_bytes)
         if drawn and job in self._item_bytes:
             self._drawn.add(drawn * self._item_bytes[job], job)
 
-    def counting(self, job: str, seconds: float, read_bytes: int) -> None:
+    def counting(self, job: str, seconds: float, read_bytes: int, media_bytes: int) -> None:
         """What it cost to find out where lanes end: nothing is drawn for it, so it is read more."""
         self._stages.add(seconds, job, COUNTING, count=0)
-        if read_bytes:
-            self._read.add(read_bytes, job)
+        self._count_read(job, read_bytes, media_bytes)
+
+    def _count_read(self, job: str, of_sources: int, of_media: int) -> None:
+        if of_sources:
+            self._read.add(of_sources, job)
+        if of_media:
+            self._media.add(of_media, job)
 
     def counted(
         self, job: str, lane: int, counters: Mapping[str, int], before: Mapping[str, int]
@@ -345,7 +351,7 @@ class Metrics(Observer):
         drawn = {kind: tally.sums(job) for kind, tally in self._of_parts.items()}
         return {
             "items": int(self._items.sums(job).get((), 0)),
-            "read_bytes": int(self._read.sums(job).get((), 0)),
+            "read_bytes": int(self._read.sums(job).get((), 0) + self._media.sums(job).get((), 0)),
             "tokens": int(self._tokens.sums(job).get((), 0)),
             "padding_tokens": int(self._padding.sums(job).get((), 0)),
             "sent_batches": int(self._sent.sums(job).get((), 0)),

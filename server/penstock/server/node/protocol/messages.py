@@ -377,6 +377,7 @@ class Cost(_Message):
         batches: How many.
         stages_s: Seconds by stage.
         read_bytes: What the sources have read since the last time.
+        media_bytes: What was read of media that items name.
         drawn: How many items were drawn.
         retries: How often something was tried again, by why.
     """
@@ -385,6 +386,7 @@ class Cost(_Message):
     batches: Whole
     stages_s: Seconds
     read_bytes: Whole
+    media_bytes: Whole
     drawn: Whole
     retries: Counts
 

@@ -23,11 +23,12 @@ class Observer:
         batches: int,
         stages_s: Mapping[str, float],
         read_bytes: int,
+        media_bytes: int,
         drawn: int,
     ) -> None:
         """What some batches cost: a worker's seconds by stage, bytes read from storage, draws."""
 
-    def counting(self, job: str, seconds: float, read_bytes: int) -> None:
+    def counting(self, job: str, seconds: float, read_bytes: int, media_bytes: int) -> None:
         """What it cost to find out where lanes end: seconds, and bytes read from storage."""
 
     def counted(

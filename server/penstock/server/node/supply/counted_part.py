@@ -61,7 +61,7 @@ class CountedLanes:
         files_fd: int,
         item_deadline_s: float,
         ended: Ended,
-        cost: Callable[[float, int, Mapping[str, int]], None],
+        cost: Callable[[float, int, int, Mapping[str, int]], None],
     ) -> None:
         self._job, self._number, self._parts = job, number, parts
         self._verdicts, self._files_fd = list(verdicts), files_fd
@@ -169,7 +169,8 @@ class CountedLanes:
             self.stands = decode_marks(message["marks"])
             return
         self.drawn = message.get("drawn", self.drawn)
-        self._report_cost(message["seconds"], message["read_bytes"], message["retries"])
+        of_sources, of_media = message["read_bytes"]
+        self._report_cost(message["seconds"], of_sources, of_media, message["retries"])
         for lane, batches, in_vain in message["ends"]:
             if lane in self._open:
                 self._open.discard(lane)

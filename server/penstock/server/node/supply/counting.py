@@ -217,8 +217,8 @@ class LaneCounting:
         def ended(lane: int, batches: int, in_vain: Mapping[str, int]) -> None:
             self._ends.found(counted.log, lane, batches, in_vain)
 
-        def cost(seconds: float, read_bytes: int, retries: Mapping[str, int]) -> None:
-            self._observer.counting(job.name, seconds, read_bytes)
+        def cost(seconds: float, nbytes: int, media: int, retries: Mapping[str, int]) -> None:
+            self._observer.counting(job.name, seconds, nbytes, media)
             self._observer.retried(job.name, retries)
 
         found = [

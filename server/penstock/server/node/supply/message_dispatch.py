@@ -150,7 +150,7 @@ class MessageDispatch:
     def _cost(self, cost: Cost) -> None:
         log = self._dispatch.logs[cost.log_id]
         log.assignment.note_read(cost.read_bytes)
-        told = (cost.batches, cost.stages_s, cost.read_bytes, cost.drawn)
+        told = (cost.batches, cost.stages_s, cost.read_bytes, cost.media_bytes, cost.drawn)
         self._observer.worked(log.job.name, *told)
         if cost.retries:
             self._observer.retried(log.job.name, cost.retries)

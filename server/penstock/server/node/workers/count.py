@@ -229,7 +229,7 @@ class Telling:
         told: dict[str, Any] = {
             "ends": self._ends,
             "seconds": sum(self._page.take_spent().values()),
-            "read_bytes": self._job.read_bytes(),
+            "read_bytes": (self._job.read_bytes(), self._job.media_bytes()),
             "retries": self._items.take_retries(),
         }
         if self.count is not None:

@@ -294,9 +294,9 @@ class Worker:
         assert log_id is not None
         known, batches = self.jobs[log_id], self._unreported
         self._unreported, drawn, known.drawn = 0, known.drawn, 0
-        read_bytes = known.job.read_bytes()
+        read = known.job.read_bytes(), known.job.media_bytes()
         retries = known.items.take_retries()
-        return [Cost(log_id, batches, self.page.take_spent(), read_bytes, drawn, retries)]
+        return [Cost(log_id, batches, self.page.take_spent(), *read, drawn, retries)]
 
     def _progress(self, stage: str, item: ItemRef | None) -> None:
         if not (MARK and MARK[0]):  # asked here: every batch comes by several times
