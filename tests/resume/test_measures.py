@@ -278,6 +278,17 @@ def test_what_counts_more_than_told_comes_later(batcher: str) -> None:
     assert counts["size:larger"], "and such as find room in their row"
 
 
+def test_a_sample_that_was_cut_and_has_pictures_after_all_is_a_bad_item() -> None:
+    """It was told to be of tokens alone."""
+    job = make_job(
+        BestFitPackingBatcher(ROW), items=[(40, 1, 0)], told=[(40, 0, 0)], on_item_error="stop"
+    )
+    line = Line(job, 0)
+
+    with pytest.raises(BadItem, match=r"it counts 1 images, and it was planned with 0 images"):
+        line.make(line.advance())
+
+
 # --- planned --------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from penstock.server.media.families.family import CLIP_MEAN, CLIP_STD, Family, PictureSize, Pixels
 from penstock.server.media.families.family_settings import Settings
-from penstock.server.media.geometry import Extent, smart_resize
+from penstock.server.media.geometry import smart_resize
 
 _PIXEL_SETTINGS = (
     "image_token",
@@ -119,9 +119,7 @@ class QwenVl(Family):
                     "directions, and settings.do_resize is false: set it to true"
                 )
             return height, width
-        extent = Extent(height, width)
-        bounds = settings["min_pixels"], settings["max_pixels"]
-        return smart_resize(extent, "a picture", factor, *bounds)
+        return smart_resize(height, width, factor, settings["min_pixels"], settings["max_pixels"])
 
 
 class Qwen3Vl(QwenVl):

@@ -206,11 +206,13 @@ def _at_once(
         firsts = np.minimum.reduceat(pieces.slots, bounds[:-1]) if rows else bounds[:0]
         order = np.argsort(firsts, kind="stable")
     is_cut = bool((pieces.starts >= 0).any())
-    order, chains = order_of_rows(pieces.slots, pieces.starts, bounds, order, per_batch)
+    chains = None
+    if is_cut:
+        order, chains = order_of_rows(pieces.slots, pieces.starts, bounds, order, per_batch)
     places, bounds = _reordered(bounds, order)
     slots, starts, stops, of_piece = (values[places] for values in pieces)
     batches = np.append(np.arange(0, rows, per_batch), rows) if rows else np.zeros(1, np.int64)
-    shared = shared_by(slots, bounds, batches)
+    shared = shared_by(slots, bounds, batches) if is_cut else None
     return PackedWindow(
         slots,
         starts if is_cut else None,

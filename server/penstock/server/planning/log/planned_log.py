@@ -45,9 +45,10 @@ from penstock.server.planning.log.index_windows import (
 from penstock.server.planning.log.packed_window import PackedWindow
 from penstock.server.planning.log.plan_parameters import PlanParameters
 from penstock.server.roles.batchers import ConcatPackingBatcher, SimpleBatcher
-from penstock.server.roles.batchers.packer import TOKENS, RowPackingBatcher
+from penstock.server.roles.batchers.packer import RowPackingBatcher
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.reading import Reading
+from penstock.server.roles.samples import media_places
 from penstock.wire.errors import InvalidJob
 
 SAMPLE_BYTES, FILLED_BYTES = 50, 8
@@ -441,7 +442,7 @@ def _alike(samples: WindowSamples, roles: RoleSet) -> Integers:
     balance = None if roles.plan is None else roles.plan.balance
     if balance is not None:
         places += [place for place, name in enumerate(roles.measures) if name in balance.names]
-    media = [place for place, name in enumerate(roles.measures) if name != TOKENS]
+    media = media_places(roles.measures, len(roles.measures))
     has_media = samples.measured[:, media].any(axis=1)
     vectors = np.column_stack([samples.sizes, has_media, samples.measured[:, places]])
     found: Integers = np.unique(vectors, axis=0, return_inverse=True)[1].reshape(-1)

@@ -15,11 +15,8 @@ from penstock.server.core.refs import Row, Rows, SampleRef, Span
 from penstock.server.roles.batcher import BatcherFacts, SampleBatcher
 from penstock.server.roles.batchers.limits import CountLimits, RowLimits
 from penstock.server.roles.parameters import AtLeast, OneOf, declared
-from penstock.server.roles.samples import Sample
+from penstock.server.roles.samples import Sample, media_places
 from penstock.wire.errors import BadItem, InvalidJob
-
-TOKENS = "tokens"
-"""The measure that is cut with a sample."""
 
 OVERLONG = ("split", "truncate", "drop", "alone", "error")
 
@@ -54,8 +51,7 @@ class LimitedBatcher(SampleBatcher):
 
     def _media_places(self, measures: int) -> list[int]:
         """Return which of so many counts are of more than tokens; without names all of them are."""
-        names = self._penstock_measures or tuple(self.limits or ())
-        return [place for place in range(measures) if names[place : place + 1] != (TOKENS,)]
+        return media_places(self._penstock_measures or tuple(self.limits or ()), measures)
 
     def _note_row(self, row: Row, size: int, capacity: int) -> None:
         """Count a finished row by the limit of which it has the largest part, if that is one."""
