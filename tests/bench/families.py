@@ -5,8 +5,8 @@ by two processes, as an index takes them; the time is that of a clock. 500 diffe
 640 pixels, whose first 64 KiB are read each time.
 
 Pictures: one photograph of scikit-image, as a JPEG of two sizes, in one process; CPU time of
-decoding, of what becomes `patches: uint8`, of `patches: float32`, and of transformers' own image
-processor after decoding, where it has one over Pillow.
+decoding, of what becomes `patches: uint8`, of what that costs more as float32, and of transformers'
+own image processor after decoding, where it has one over Pillow.
 
 The trainer: `penstock.client.media.normalized` on a CPU, by dtype.
 """
@@ -119,6 +119,7 @@ def _sizes(folder: Path, kind: str, start: int, stop: int) -> tuple[int, int, fl
 
 
 def _print_pictures(folder: Path) -> None:
+    import torch
     from PIL import Image
 
     from penstock.server.media.families.processor_folder import load_family
@@ -126,6 +127,7 @@ def _print_pictures(folder: Path) -> None:
     from penstock.server.media.picture import Decoding
     from vision import image_processor
 
+    torch.set_num_threads(1)
     for shape in SHAPES:
         data = _photograph(*shape)
         decode = partial(Decoding().decode, data, parse_header(data, "photograph"), "photograph")
@@ -136,6 +138,8 @@ def _print_pictures(folder: Path) -> None:
             family = load_family(folder / kind, None, None)
             patches = family.patches(pixels)
             ways[f"{kind}, uint8"] = partial(_timed, family.patches, pixels)
+            by_torch = load_family(folder / kind, None, None, "torch")
+            ways[f"{kind}, uint8, kernel: torch"] = partial(_timed, by_torch.patches, pixels)
             ways[f"{kind}, from uint8 to float32"] = partial(_timed, family.values, patches)
             if kind != "kimi":
                 theirs = image_processor(kind)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from far_store import FarStore
 from harness import serving, write_job_file
 from penstock.client import Loader
 from penstock.server.core.refs import ItemRef
@@ -23,10 +24,10 @@ from penstock.server.media.medium import HeldMedium
 from penstock.server.pipeline.line import Line
 from penstock.server.roles import ProcessContext, SoundProcessor
 from penstock.wire.errors import BadItem
-from sounds import FORMATS, RESAMPLED, drawn, written
+from sounds import FORMATS, RESAMPLED, decoded, drawn, written
 
 TESTS = Path(__file__).resolve().parents[1]
-COUNT = 600
+COUNT = 400
 
 
 def run(*arguments: str, **surroundings: str) -> subprocess.CompletedProcess[str]:
@@ -192,6 +193,42 @@ def test_sounds_are_packed_by_what_their_headers_tell(
     line = Line(load(str(file), environ={}).job("main"), 0)
     accounts = [line.make(line.advance()).accounting for _ in range(4)]
     assert not [name for account in accounts for name in account if name.startswith("size:")]
+
+
+def test_spans_of_far_files_are_read_alone(tmp_path: Path) -> None:
+    """A store is asked for a file's head and for its span, and for nothing ahead of these."""
+    (tmp_path / "far").mkdir()
+    points = drawn(60, 24000, 2)
+    files = {kind: written(points, 24000, kind) for kind in ("wav", "flac")}
+    for kind, data in files.items():
+        (tmp_path / "far" / kind).write_bytes(data)
+    items = [
+        {"audio": kind, "from": at, "to": at + 0.5} for at in (3.0, 30.0, 55.0) for kind in files
+    ]
+    span = {"type": "sound", "channels": "all", "start_s": "from", "stop_s": "to"}
+    with FarStore(tmp_path / "far") as store:
+        job = {
+            "source": {"type": "items", "items": items},
+            "processor": {**span, "columns": ["audio", "from"]},
+            "media": {"dir": store.url},
+            "collator": "lists",
+            "batch_size": 6,
+            "lanes": 1,
+            "epochs": 1,
+        }
+        file = write_job_file(tmp_path / "job.yaml", {"main": job})
+        with Loader(f"local:{file}", "main", rank=0, world_size=1) as loader:
+            [batch] = loader
+            asked = list(store.asked)
+
+    assert len(batch["sound"]) == 6
+    for kind, at, sound in zip(batch["audio"], batch["from"], batch["sound"], strict=True):
+        first = round(float(at) * 24000)
+        assert np.array_equal(np.asarray(sound), decoded(files[kind])[first : first + 12000])
+    spans = [re.fullmatch(r"bytes=(\d+)-(\d+)", wanted) for _, wanted in asked]
+    assert all(spans)
+    read = sum(int(span[2]) + 1 - int(span[1]) for span in spans if span)
+    assert read < 6 << 20 < 3 * sum(map(len, files.values()))
 
 
 # --- what docs/sound.md says ---

@@ -22,7 +22,9 @@ SECONDS = int(os.environ.get("FUZZ_S", "60"))
 HUNG_S, MOST_MB = 2, 1024
 """An input may take this long, in whole seconds as libFuzzer has them, and a process so much."""
 
-NAMES = "frame replies errors tokens bearer from-server from-worker job index block certificates"
+NAMES = (
+    "frame replies errors tokens bearer from-server from-worker job index block certificates medium"
+)
 
 
 def main(names: list[str]) -> int:

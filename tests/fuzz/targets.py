@@ -9,11 +9,13 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import yaml
@@ -25,6 +27,9 @@ from penstock.server.access.callers import Access, hash_of
 from penstock.server.access.tls import NodeTls
 from penstock.server.jobs.load import load
 from penstock.server.jobs.settings import TlsSettings
+from penstock.server.media.media_places import MediaPlaces
+from penstock.server.media.media_reference import FileReference, read_reference
+from penstock.server.media.medium import HeldMedium
 from penstock.server.metrics.node_metrics import Metrics
 from penstock.server.node.protocol.channel import (
     FROM_SERVER,
@@ -328,6 +333,50 @@ def _pem_seeds() -> Iterator[bytes]:
     yield ssl.PEM_cert_to_DER_cert(_pair()[0].read_text())
 
 
+_PLACES = MediaPlaces(["/data/media", "s3://bucket/media"], ["https://ok.org/pics"])
+
+
+def _medium(data: bytes) -> None:
+    """A reference of an item, as JSON: it leads below what a job names, or nowhere."""
+    try:
+        said = json.loads(data)
+    except RecursionError:  # of this page's own reader
+        return
+    found = read_reference(said, 0)
+    if isinstance(found, HeldMedium):
+        return
+    name = found.path if isinstance(found, FileReference) else found.database
+    place = _PLACES.find(name, "/data/media")
+    host = urlsplit(place.path)
+    if place.root == "/data/media":
+        assert os.path.abspath(place.path) == place.path
+        assert place.path.startswith("/data/media/")
+    elif place.root:
+        assert (host.scheme, host.netloc) == ("s3", "bucket")
+        assert host.path.startswith("/media/")
+    else:
+        assert (host.scheme, host.netloc) == ("https", "ok.org")
+        assert host.path.startswith("/pics/")
+    is_local = place.root == "/data/media"
+    assert is_local or ".." not in unquote(host.path).split("/")
+
+
+def _medium_seeds() -> Iterator[bytes]:
+    for reference in (
+        "a/../cat.jpg",
+        "file:///data/media/../secret.jpg",
+        "https://ok.org/pics/a%2fcat.jpg?x=..#y",
+        "https://ok.org:443/pics/../secret.jpg",
+        "s3://bucket/media/%2e%2e/cat.jpg",
+        "lmdb: db.lmdb::a::b",
+        "data:image/png;base64,aGVsZA==",
+        {"path": "../media/cat.jpg", "offset": 3, "length": 7, "dir": "x"},
+        {"bytes": None, "path": "/data/media//cat.jpg"},
+        {"lmdb": "/data/media/db::key"},
+    ):
+        yield json.dumps(reference).encode()
+
+
 TARGETS: dict[str, Target] = {
     "frame": Target(_frame, _frame_seeds),
     "replies": Target(_replies, _reply_seeds),
@@ -340,6 +389,7 @@ TARGETS: dict[str, Target] = {
     "index": Target(_index, _index_seeds),
     "block": Target(decode_block, _block_seeds, (ValueError,)),
     "certificates": Target(_pem, _pem_seeds),
+    "medium": Target(_medium, _medium_seeds, (ValueError,)),
 }
 
 __all__ = ["KEPT", "MAX_INPUT_BYTES", "TARGETS", "Target", "attempt"]

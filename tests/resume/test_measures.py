@@ -13,6 +13,8 @@ import pytest
 from indexes import made
 from penstock.server.core.refs import BatchPlan, SampleRef
 from penstock.server.job.job import Job
+from penstock.server.job.joint_job import JointJob
+from penstock.server.job.role_set import RoleSet
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
@@ -276,6 +278,17 @@ def test_what_counts_more_than_told_comes_later(batcher: str) -> None:
     assert counts["size:larger"], "and such as find room in their row"
 
 
+def test_a_sample_that_was_cut_and_has_pictures_after_all_is_a_bad_item() -> None:
+    """It was told to be of tokens alone."""
+    job = make_job(
+        BestFitPackingBatcher(ROW), items=[(40, 1, 0)], told=[(40, 0, 0)], on_item_error="stop"
+    )
+    line = Line(job, 0)
+
+    with pytest.raises(BadItem, match=r"it counts 1 images, and it was planned with 0 images"):
+        line.make(line.advance())
+
+
 # --- planned --------------------------------------------------------------------------------------
 
 
@@ -301,6 +314,34 @@ def test_planned_rows_keep_to_every_limit_in_every_epoch(batcher: str, tmp_path:
         numbers = [ref.item.index for ref in refs_in(plans) if ref.item.epoch == epoch]
         assert set(range(len(ITEMS))) <= set(numbers)
     assert max(Counter(ref for ref in refs_in(plans)).values()) == 1
+
+
+def test_steps_are_balanced_by_what_samples_count(tmp_path: Path) -> None:
+    """In every epoch: a sample gives its place to one that counts as much of what is balanced."""
+    path = tmp_path / "sizes.index"
+    more = {"lanes": 2, "epochs": 3, "batches_per_step": 2}
+    batcher = BestFitDecreasingPackingBatcher(ROW, window=9)  # without limits
+    made(make_job(batcher, **more), path)
+    job = make_job(batcher, plan=Plan(str(path), window=99, balance="patches + tokens"), **more)
+
+    costs = []
+    for epoch in range(3):
+        found = [plan for plan in plans_of(job) if plan.rows[0][0].item.epoch == epoch]
+        found.sort(key=lambda plan: (plan.offset, plan.lane))
+        refs = [[ref for row in plan.rows for ref in row] for plan in found]
+        costs.append([sum(ref.size + ref.counts[1] for ref in each) for each in refs])
+
+    assert len({tuple(sorted(each)) for each in costs}) == 1
+    steps = [{tuple(sorted(each[n : n + 2])) for n in range(0, len(each), 2)} for each in costs]
+    alike = sorted(costs[0])
+    by_cost = {tuple(alike[n : n + 2]) for n in range(len(alike) % 2, len(alike), 2)}
+    for each in steps:
+        assert len(each & by_cost) >= len(by_cost) - 1, "all but those beside the border of epochs"
+
+
+def test_a_balance_by_what_nobody_counts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match=r"'seconds' is not known.*images, .*patches"):
+        make_job("best_fit", plan=Plan(str(tmp_path / "x"), balance="seconds + tokens"))
 
 
 @pytest.mark.parametrize("batcher", ["knapsack", "best_fit_decreasing"])
@@ -333,6 +374,38 @@ def test_a_batcher_without_sizes_still_has_counts_in_a_plan(tmp_path: Path) -> N
 
     every = (*ITEMS, *MORE)
     assert all(ref.counts == every[ref.item.index][1:] for ref in refs_in(plans))
+
+
+@pytest.mark.parametrize("choice", ["batch", "lane"])
+def test_each_set_of_a_joint_job_counts_its_own(choice: str) -> None:
+    """Pictures beside text: at every offset it goes on exactly, and text has no counts."""
+
+    def make() -> JointJob:
+        pictures = [{"number": n, "real": real, "told": real} for n, real in enumerate(ITEMS)]
+        texts = [{"input_ids": [n] * (1 + n % 9)} for n in range(20)]
+        packed = PackedCollator(pad_to=ROW)
+        sets = {
+            "pictures": RoleSet(
+                ItemsSource(pictures), None, Pictures(), BATCHERS["best_fit"].clone(), packed
+            ),
+            "text": RoleSet(
+                ItemsSource(texts), None, None, BestFitPackingBatcher(ROW, rows=2), packed
+            ),
+        }
+        return JointJob(sets, choice=choice, lanes=2, seed=3, batches_per_step=2)
+
+    job = make()
+    counts: dict[str, set[int]] = {}
+    for lane in range(2):
+        check_job(make, lane=lane, batches=12)
+        line = Line(job, lane)
+        for _ in range(12):
+            plan = line.advance()
+            assert BatchPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+            name = job.role_sets[plan.role_set].name
+            counts.setdefault(name, set()).update(len(ref.counts) for ref in refs_in([plan]))
+
+    assert counts == {"pictures": {2}, "text": {0}}
 
 
 def test_a_processor_with_measures_keeps_the_contract() -> None:

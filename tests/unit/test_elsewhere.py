@@ -13,7 +13,7 @@ from penstock.client.run.unknown_parameters import OF_JOBS, OF_NODES
 from penstock.common.elsewhere import ELSEWHERE
 from penstock.server.jobs.load import load
 from penstock.server.jobs.registry import KINDS
-from penstock.server.jobs.settings import JobSettings, ServerSettings
+from penstock.server.jobs.settings import JobSettings, MediaSettings, ServerSettings
 from penstock.wire.errors import InvalidJob, InvalidRequest
 
 LOADER = set(inspect.signature(Loader).parameters) - {"unknown"}
@@ -56,6 +56,7 @@ ITEMS = "source: {type: items, items: [1]}"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (f"{ITEMS}\n    image_folder: x", r"main.image_folder is not a key .* media: \{dir: PATH"),
         (f"{ITEMS}\n    num_workers: 4", "main.num_workers is not a key .* workers: 4 below serv"),
         (f"{ITEMS}\n    shuffle: true", "main.shuffle is not a key .* distributor: {type: map, sh"),
         (f"{ITEMS}\n    max_tokens: 4", "of the batcher best_fit: batcher: {type: best_fit, max_t"),
@@ -106,4 +107,5 @@ def test_what_is_listed_is_true() -> None:
         for kind, role in re.findall(r"(\w+): {type: (\w+)", sentence):
             assert role in KINDS[kind].builtins, sentence
         for key in re.findall(r"[{,] ?(\w+): ", sentence):
-            assert key in {*ROLES, *JobSettings.model_fields, "workers", "server", "type", *KINDS}
+            own = {*JobSettings.model_fields, *MediaSettings.model_fields}
+            assert key in {*ROLES, *own, "workers", "server", "type", *KINDS}

@@ -14,6 +14,7 @@ from invariants import eventually
 from penstock.server.media.file_medium import FileMedium
 from penstock.server.media.media_files import MediaFiles
 from penstock.server.media.media_reader import MediaReader
+from penstock.server.media.media_storage import FIRST_BYTES
 from penstock.server.media.medium import HEAD_BYTES
 from penstock.wire.errors import BadItem, SourceChanged, SourceUnavailable
 
@@ -216,3 +217,21 @@ def test_bytes_that_are_too_many_are_not_read(store: FarStore) -> None:
             medium.read()
     with pytest.raises(BadItem, match=r"0\.jpg ends before byte 5001 that the item names"):
         beyond.read()
+
+
+def test_what_is_larger_than_expected_waits_for_room(store: FarStore) -> None:
+    """Of a medium of which nobody knows the size a mebibyte comes; the rest has to fit."""
+    (store.folder / "large.jpg").write_bytes(b"l" * (3 * FIRST_BYTES))
+    names = write(store, 3, 500_000)
+    reader = reader_of(store, ahead_bytes=2 * FIRST_BYTES, requests=4)
+    media = files_of(reader, names[0], "large.jpg", *names[1:])
+
+    reader.fetching.ask(media[:1], now=False)
+    eventually(lambda: reader.fetching.held_bytes == 500_000, 60.0, "the first is held")
+    reader.fetching.ask(media[1:], now=False)
+    eventually(lambda: len(store.asked) == 2, 60.0, "the large one was asked for")
+    eventually(lambda: reader.fetching.held_bytes == 500_000, 60.0, "it has no room")
+
+    assert bytes(media[1].read()) == b"l" * (3 * FIRST_BYTES)
+    assert [len(medium.read()) for medium in (media[0], *media[2:])] == [500_000] * 3
+    eventually(lambda: reader.fetching.held_bytes == 0, 60.0, "all were taken")

@@ -32,9 +32,7 @@ every_decoder = pytest.mark.parametrize("decoder", DECODERS)
 
 def decode(data: bytes, decoder: str = "jpeg", **options: Any) -> np.ndarray:
     least = options.pop("least", None)
-    header, decoding = parse_header(data, "it"), Decoding(decoder, **options)
-    decoding.check(header, "it")
-    return decoding.decode(data, header, "it", least)
+    return Decoding(decoder, **options).decode(data, parse_header(data, "it"), "it", least)
 
 
 def by_pillow(data: bytes) -> np.ndarray:

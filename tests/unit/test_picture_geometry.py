@@ -96,10 +96,10 @@ def test_smart_resize_is_that_of_transformers() -> None:
         for picture in itertools.product(sides, sides):
             if max(picture) > 200 * min(picture):
                 with pytest.raises(BadPicture, match="200 times as long"):
-                    smart_resize(Extent(*picture), "it", factor, least, most)
+                    smart_resize(*picture, factor, least, most)
                 continue
             theirs = qwen.smart_resize(*picture, factor, least, most)
-            assert smart_resize(Extent(*picture), "it", factor, least, most) == tuple(theirs)
+            assert smart_resize(*picture, factor, least, most) == tuple(theirs)
 
 
 def test_random_parts_are_spread_as_told() -> None:

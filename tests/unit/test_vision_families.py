@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def family_of(name: str) -> Family:
     return cls(given, "SomeProcessor")
 
 
+@cache
 def theirs_of(name: str) -> Any:
     return image_processor(name.split(",")[0], **MADE[name][2])
 

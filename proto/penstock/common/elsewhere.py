@@ -21,6 +21,7 @@ _ORDER = (
     "full or none in place of blocks; another seed: in the job is another order"
 )
 _SOURCE = "the job file names the data: source: {type: parquet, files: ...}"
+_MEDIA = "the job says where pictures and sounds lie that items name: media: {dir: PATH}"
 _COLLATE = (
     "the job's collator makes arrays of samples: collator: {type: packed}, or a function of yours "
     "as collator: {function: ./data.py:collate}"
@@ -65,6 +66,9 @@ ELSEWHERE: Mapping[str, str] = {
     "shuffle_buffer": _ORDER,
     "buffer_size": _ORDER,
     "generator": _ORDER,
+    "media_folder": _MEDIA,
+    "image_folder": _MEDIA,
+    "data_folder": _MEDIA,
     "dataset": _SOURCE,
     "data_files": _SOURCE,
     "dataset_name": _SOURCE,

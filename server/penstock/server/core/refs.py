@@ -194,7 +194,9 @@ def _rows_to_json(rows: Rows) -> list[Any]:
         return [counts]
     items, parts, sizes, spans, counted = zip(*refs, strict=True)
     ends = zip(*(span or (-1, -1) for span in spans), strict=True)
-    columns = (*zip(*items, strict=True), parts, sizes, *ends, *zip(*counted, strict=True))
+    columns = (*zip(*items, strict=True), parts, sizes, *ends)
+    if refs[0].counts:
+        columns = (*columns, *zip(*counted, strict=True))
     return [counts, *map(_shortened, columns)]
 
 

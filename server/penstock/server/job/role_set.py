@@ -50,6 +50,13 @@ class JobPlan(Protocol):
     storage_options: dict[str, Any]
     balance: Any
 
+    def counting(self, measures: Sequence[str]) -> JobPlan:
+        """Return this plan for samples that count so much beside their sizes.
+
+        Raises:
+            InvalidJob: It names something else.
+        """
+
     def open(
         self, roles: RoleSet, seed: int, batches_per_step: int | None, may_fail: int
     ) -> PlannedBatches:
@@ -140,7 +147,7 @@ class RoleSet:
             batcher.take_measures(self.measures)
         self.batcher: SampleBatcher = batcher
         self.collator = collator or builtin.DefaultBatchCollator()
-        self.plan = plan
+        self.plan = None if plan is None else plan.counting(self.measures)
         self.media: MediaReader | None = None
         self._media_files = media
         if media is not None and not isinstance(self.processor, MediaProcessor):

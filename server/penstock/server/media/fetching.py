@@ -14,6 +14,8 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
+from penstock.server.media.media_storage import FIRST_BYTES
+
 if TYPE_CHECKING:
     from penstock.server.media.file_medium import FileMedium
 
@@ -33,6 +35,10 @@ lies between them comes faster than another reply does."""
 STALE_TAKES = 256
 """What was fetched and not taken while so many others were needed, and four times as many as are
 held, will not be taken: its lane has gone on elsewhere."""
+
+
+class NeedsRoom(Exception):
+    """A medium turned out larger than the room that is counted for it."""
 
 
 class _Ahead:
@@ -69,7 +75,7 @@ class Fetching:
 
     def __init__(self, requests: int, most_bytes: int, fetch_s: float) -> None:
         self._requests, self._most_bytes = requests, most_bytes
-        self._fetch_s, self._mean_bytes = fetch_s, 0.0
+        self._fetch_s = fetch_s
         self._changed = threading.Condition()
         self._ahead: OrderedDict[Hashable, _Ahead] = OrderedDict()
         self._asked: deque[_Ahead] = deque()
@@ -132,6 +138,8 @@ class Fetching:
                 del self._ahead[medium.key, count]
                 return None
             self._changed.wait_for(lambda: not known.is_busy)
+            if known in self._asked:  # it turned out larger than there was room for
+                self._asked.remove(known)
             if self._ahead.get((medium.key, count)) is known:
                 self._drop(known)
             return known.data
@@ -146,14 +154,12 @@ class Fetching:
             known = self._ahead.get((medium.key, None))
             if known is None:
                 return None
-            if known.is_busy:
-                self._changed.wait_for(lambda: not known.is_busy)
-                return known.data
-            if known.data is not None:
+            self._changed.wait_for(lambda: not known.is_busy)
+            if known.data is not None or known not in self._asked:
                 return known.data
             self._asked.remove(known)
             self._begin([known])
-        self._fetch([known])
+        self._fetch([known], is_needed=True)
         return known.data
 
     # --- counts ---
@@ -168,7 +174,6 @@ class Fetching:
         with self._changed:
             self._read_bytes += nbytes
             self._fetch_s += 0.1 * (seconds - self._fetch_s)
-            self._mean_bytes += 0.1 * (nbytes - self._mean_bytes)
 
     def read_bytes(self) -> int:
         """Return the bytes that were read since the last call."""
@@ -201,7 +206,7 @@ class Fetching:
     def _room(self, known: _Ahead) -> int:
         expected = known.medium.expected_bytes
         if expected is None:
-            expected = int(self._mean_bytes)
+            expected = FIRST_BYTES
         return expected if known.count is None else min(known.count, expected)
 
     def _begin(self, together: list[_Ahead]) -> None:
@@ -238,22 +243,30 @@ class Fetching:
             start, stop = begin, max(stop, end)
         return [known for _, known in sorted(found, key=lambda each: each[0])]
 
-    def _fetch(self, together: list[_Ahead]) -> None:
-        """Fetch what was begun; what fails is forgotten."""
+    def _fetch(self, together: list[_Ahead], *, is_needed: bool = False) -> None:
+        """Fetch what was begun; what fails is forgotten, and what is too large waits for room."""
         found: list[bytes] | None = None
+        waits = False
         try:
             first = together[0].medium
             if len(together) == 1:
-                found = [first.fetch(together[0].count)]
+                room = None if is_needed else together[0].room
+                found = [first.fetch(together[0].count, room)]
             else:
                 found = first.fetch_parts([known.medium for known in together])
+        except NeedsRoom:
+            waits = True
         except Exception as error:
             # Whoever needs it tries again, and is told: see FileMedium.
             logger.debug("%s was not fetched ahead: %s", together[0].medium.name, error)
         with self._changed:
             for number, known in enumerate(together):
                 known.is_busy, known.takes = False, self._takes
-                if found is None:
+                if waits:
+                    self.held_bytes -= known.room
+                    known.room = 0
+                    self._asked.appendleft(known)
+                elif found is None:
                     self._drop(known)
                 else:
                     known.data = found[number]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
-from penstock.server.files.catalog import Stamp
+from penstock.server.files.catalog import Stamp, local_stamp
+from penstock.server.media.fetching import Fetching, NeedsRoom
 from penstock.server.media.listing import Listed
 from penstock.server.media.media_places import MediaPlace, is_url
 from penstock.server.media.media_reference import FileReference
@@ -25,9 +26,6 @@ from penstock.server.media.media_storage import (
 from penstock.server.media.medium import HEAD_BYTES, Medium
 from penstock.wire.credentials import without_credentials
 from penstock.wire.errors import BadItem
-
-if TYPE_CHECKING:
-    from penstock.server.media.fetching import Fetching
 
 
 class FileMedium(Medium):
@@ -128,13 +126,15 @@ class FileMedium(Medium):
 
     # --- reading ---
 
-    def fetch(self, count: int | None) -> bytes:
+    def fetch(self, count: int | None, room: int | None = None) -> bytes:
         """Read its first bytes, or all of them, from where they lie; for any thread.
 
         Args:
             count: How many; None = all.
+            room: The most bytes that are read of one whose size nobody knows before; None = any.
 
         Raises:
+            NeedsRoom: It has more than these.
             BadItem: It has more bytes than are read, or fewer than the item says.
             SourceChanged: It is not the one that the job began with.
             Exception: It cannot be read; see `trouble`.
@@ -150,14 +150,15 @@ class FileMedium(Medium):
             assert size is not None
             if count is None:
                 self._check_bytes(size)
-                if len(data) < size:
-                    data += self._read(start + len(data), start + size)
+            if count is None and len(data) < size:
+                self._check_room(size, room)
+                data += self._read(start + len(data), start + size)
         else:
-            stop = start + (self._most_bytes + 1 if count is None else count)
-            data = self._read(start, stop)
-            size = self.expected_bytes
-            if size is not None:
-                self._check_bytes(size)
+            self._seen = local_stamp(os.stat(self.place.path))
+            size = max(0, self._seen.size - start)
+            if count is None:
+                self._check_room(size, room)
+            data = self._read(start, start + (size if count is None else min(size, count)))
         wanted = size if count is None or size is None else min(size, count)
         if wanted is not None and len(data) < wanted:
             raise BadItem(
@@ -220,6 +221,11 @@ class FileMedium(Medium):
                 raise changed(self.place, self._listed.size, stamp.size)
         elif self._seen is not None and self._seen[:2] != stamp[:2]:
             raise changed(self.place, self._seen.size, stamp.size)
+
+    def _check_room(self, size: int, room: int | None) -> None:
+        self._check_bytes(size)
+        if room is not None and size > room:
+            raise NeedsRoom
 
     def _check_bytes(self, size: int) -> None:
         if size > self._most_bytes:

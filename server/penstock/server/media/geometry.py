@@ -189,7 +189,7 @@ class Geometry:
                     return Extent(self.size.height, max(1, width * self.size.height // height))
                 return Extent(max(1, height * self.size.width // width), self.size.width)
             case "smart_resize":
-                return smart_resize(picture, name, self.factor, self.least_pixels, self.most_pixels)
+                return smart_resize(*picture, self.factor, self.least_pixels, self.most_pixels)
         return picture
 
     def _check_crop(self, resized: Extent, name: str) -> None:
@@ -233,33 +233,27 @@ class Geometry:
 
 
 def smart_resize(
-    picture: Extent, name: str, factor: int, least_pixels: int, most_pixels: int
+    height: int, width: int, factor: int, least_pixels: int, most_pixels: int
 ) -> Extent:
-    """Return the size whose sides are multiples of `factor`, near a picture's own, within bounds.
+    """Return the size, of multiples of `factor`, that Qwen's models give a picture.
 
-    The rule of Qwen2-VL's image processor, with Python's rounding of halves to even numbers.
-
-    Args:
-        picture: The picture's size.
-        name: What errors call it.
-        factor: What both sides are multiples of.
-        least_pixels: The fewest pixels of the result.
-        most_pixels: The most pixels of the result.
+    Both sides are rounded to the nearest multiple, halves to even; a picture of too many pixels is
+    made smaller, one of too few larger, in nearly its own aspect. "Qwen2-VL" (arXiv 2409.12191).
 
     Raises:
         BadPicture: It is more than 200 times as long as it is wide.
     """
-    height, width = picture
-    if max(picture) > MOST_ELONGATED * min(picture):
+    if max(height, width) > MOST_ELONGATED * min(height, width):
         raise BadPicture(
-            f"{name} has {width} x {height} pixels: smart_resize takes no picture that is more "
-            f"than {MOST_ELONGATED} times as long as it is wide"
+            f"a picture of {width}x{height} pixels is more than {MOST_ELONGATED} times as long as "
+            "it is wide, which smart_resize refuses; leave it out of the data, or cut it"
         )
-    down, across = (round(side / factor) * factor for side in picture)
-    if down * across > most_pixels:
-        beta = math.sqrt(height * width / most_pixels)
-        down, across = (max(factor, math.floor(side / beta / factor) * factor) for side in picture)
-    elif down * across < least_pixels:
-        beta = math.sqrt(least_pixels / (height * width))
-        down, across = (math.ceil(side * beta / factor) * factor for side in picture)
-    return Extent(down, across)
+    rows, columns = round(height / factor), round(width / factor)
+    if rows * columns * factor**2 > most_pixels:
+        shrink = math.sqrt((height * width) / most_pixels)
+        rows = max(1, math.floor(height / shrink / factor))
+        columns = max(1, math.floor(width / shrink / factor))
+    elif rows * columns * factor**2 < least_pixels:
+        grow = math.sqrt(least_pixels / (height * width))
+        rows, columns = math.ceil(height * grow / factor), math.ceil(width * grow / factor)
+    return Extent(rows * factor, columns * factor)

@@ -135,7 +135,7 @@ class MediaReader:
         return [
             f"of media below {named} only the names are known, so the log id does not know their "
             "content: where that changes, a run goes on in the changed data without an error; "
-            "media below media.dir are known"
+            "files below a directory that can be listed are known"
         ]
 
     def hand_over(self) -> list[HandedOver]:

@@ -80,9 +80,10 @@ class Decoding:
             uint8 (height, width, 3), contiguous; the smallest size of the decoder that has `least`.
 
         Raises:
-            BadPicture: Its file is too large, it is damaged or cut off; `check` comes before.
+            BadPicture: It is too large, damaged or cut off.
             InvalidJob, MissingExtra: As `decode_by_pillow`.
         """
+        self.check(header, name)
         if len(data) > self.max_bytes:
             raise BadPicture(f"{name} has {len(data):,} bytes, and max_bytes is {self.max_bytes:,}")
         # CMYK is no part of simplejpeg's conversions: by the file, never by what is installed.

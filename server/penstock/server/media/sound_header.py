@@ -44,6 +44,10 @@ class SoundHeader:
         encoding: Of a point in a `wav`, as libsndfile calls it; of an `ogg`, the codec.
         start: The first byte of what is decoded: behind tags, of a `wav` the first point.
         stop: Of a `wav`, the byte after its last one; of others 0: they end where their file does.
+
+    Glossary:
+        point: One value for each channel of a sound, of which there are `sample_rate` in a second.
+            People of sound call it a sample.
     """
 
     format: str

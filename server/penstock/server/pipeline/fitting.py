@@ -7,12 +7,13 @@ from functools import partial
 from operator import add, gt, sub
 
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
+from penstock.server.job.role_set import RoleSet
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.later import Fit, RowsOf, is_larger, spare, takes
 from penstock.server.pipeline.sizes import sizes_of
 from penstock.server.roles.batcher import BatcherFacts
-from penstock.server.roles.samples import Sample, SampleSizes, ref_of
+from penstock.server.roles.samples import Sample, SampleSizes, media_places, ref_of
 from penstock.wire.errors import BadItem, PenstockError
 
 Found = dict[tuple[ItemRef, int], Sample]
@@ -218,7 +219,8 @@ class Fitting:
     def _why(self, ref: SampleRef, real: SampleRef, plan: BatchPlan) -> str:
         """Return why a sample does not fit."""
         roles = self._job.role_sets[plan.role_set]
-        if ref.span is None and real.size <= ref.size:
+        is_cut = ref.span is not None and counts_media(roles, real)
+        if is_cut or (ref.span is None and real.size <= ref.size):
             names = roles.measures
             more = [n for n, each in enumerate(real.counts) if each > ref.counts[n]]
             has, told = (
@@ -238,6 +240,8 @@ class Fitting:
     ) -> bool:
         roles, size = self._job.role_sets[plan.role_set], real.size
         if ref.span is not None:
+            if counts_media(roles, real):
+                return False  # it was told to be of tokens alone, and is cut as if it were
             if size > ref.span.stop and roles.plans_from_refs and roles.plan is None:
                 # Its last piece ends where the told size does: what is beyond is in no batch.
                 [told] = self._items.sizes([ref.item])
@@ -272,6 +276,11 @@ class Fitting:
         roles, place = self._job.role_sets[plan.role_set], (plan.lane, plan.offset)
         found = sizes_of(self._items, roles, ref.item, sample, lane=place[0], offset=place[1])
         return ref_of(ref.item, found, ref.part)
+
+
+def counts_media(roles: RoleSet, ref: SampleRef) -> bool:
+    """Tell whether a sample counts more than tokens."""
+    return any(ref.counts[place] for place in media_places(roles.measures, len(ref.counts)))
 
 
 def _is_free(ref: SampleRef, found: Found) -> bool:

@@ -32,13 +32,14 @@ class ItemMedia:
         job: The job.
 
     Attributes:
-        exist: Whether any processor of the job takes media: else nothing here need be called.
+        is_empty: No processor of the job takes media.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        # Asked for each batch, of most jobs in vain: no property.
         self._sets = [roles for roles in job.role_sets if roles.media is not None]
-        self.exist = bool(self._sets)
+        self.is_empty = not self._sets
 
     def of(self, items: Sequence[ItemRef], raws: Sequence[RawItem]) -> list[Sequence[Medium]]:
         """Return the media that items of one set of roles refer to.
@@ -126,7 +127,7 @@ class ItemMedia:
     def contexts(self, items: Sequence[ItemRef], raws: Sequence[RawItem]) -> list[ProcessContext]:
         """Return the contexts in which items of one set of roles are processed; raises as `of`."""
         seed = self._job.seed
-        if not self.exist:
+        if self.is_empty:
             return [ProcessContext(item, seed) for item in items]
         media = self.of(items, raws)
         return [ProcessContext(item, seed, own) for item, own in zip(items, media, strict=True)]

@@ -107,7 +107,7 @@ class Items(ProcessedItems):
             if len(items) > 1:
                 return [self.sizes([item])[0] for item in items]
             return [Bad(error, content_hash(None), self.chance.fetch_is_pure(items[0]))]
-        if self.media.exist and self.media.waits and not self.careful:
+        if self.takes_media and self.media.waits and not self.careful:
             self.media.ask(items, raws, now=True, count=HEAD_BYTES)
         found = [self._size(item, raw) for item, raw in zip(items, raws, strict=True)]
         if not roles.has_heads:

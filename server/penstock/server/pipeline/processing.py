@@ -93,7 +93,7 @@ class ProcessedItems(RawItems):
             raws = self.raws(items)
         except BadItem:
             return [self._alone(item, stage) for item in items]
-        if self.media.exist and self.media.waits and not self.careful:
+        if self.takes_media and self.media.waits and not self.careful:
             self.media.ask(items, raws, now=True)
         if coming:
             self.read_ahead(coming)
@@ -119,11 +119,13 @@ class ProcessedItems(RawItems):
         if len(items) > 1 and not processor.uses_global_rng and not self.careful:
             self.progress("process", items[0])
             try:
-                contexts = self.media.contexts(items, raws)
+                if self.takes_media:
+                    contexts = self.media.contexts(items, raws)
+                else:
+                    contexts = [ProcessContext(item, self.job.seed) for item in items]
                 results = contained(lambda: processor.process_batch(raws, contexts))
-                if self.media.exist:
-                    for context in contexts:
-                        raise_failure(context.media)
+                if self.takes_media:
+                    raise_failure([medium for context in contexts for medium in context.media])
             except Exception as error:
                 # One of them fails, and is named when it is alone.
                 outcomes = self._one_by_one(items, raws, stage, processor)
@@ -159,8 +161,7 @@ class ProcessedItems(RawItems):
         self.progress("process", item)
         media: Sequence[Medium] = ()
         try:
-            if self.media.exist:
-                [media] = self.media.of([item], [raw])
+            media = self.media.of([item], [raw])[0] if self.takes_media else ()
         except NEVER_ABOUT_AN_ITEM:
             raise
         except Exception as error:

@@ -33,6 +33,7 @@ class RawItems(SourceCalls):
         kept_bytes: Items that are kept until they are needed again, or were read ahead, take at
             most so much memory.
         media: What items hold or name of pictures and sounds.
+        takes_media: Whether any of them do.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class RawItems(SourceCalls):
         )
         self._kept: KeptItems | None = None
         self.media = ItemMedia(job)
+        self.takes_media = not self.media.is_empty
 
     def raws(self, items: Sequence[ItemRef]) -> list[RawItem]:
         """Return the raw items: read here, unless they were read before.
@@ -76,13 +78,14 @@ class RawItems(SourceCalls):
         """Tell whether it is worth while to say what will be needed next."""
         if self.careful:
             return False
-        source_waits = self._may_read_ahead and self.read_s > READ_AHEAD_S
-        return source_waits or (self.media.exist and self.media.waits)
+        if self._may_read_ahead and self.read_s > READ_AHEAD_S:
+            return True
+        return self.takes_media and self.media.waits
 
     @property
     def batches_ahead(self) -> int:
         """Return for how many batches it is worth while to say what they will be made of."""
-        return MEDIA_BATCHES_AHEAD if self.media.exist and self.media.waits else 1
+        return MEDIA_BATCHES_AHEAD if self.takes_media and self.media.waits else 1
 
     @property
     def warms_ahead(self) -> bool:
@@ -97,9 +100,9 @@ class RawItems(SourceCalls):
         if not items:
             return
         slow = self._warms or (self._may_read_ahead and self.read_s > READ_AHEAD_S)
-        if slow or not self.media.exist:
+        if slow or not self.takes_media:
             self.keeper().ask(items)
-        if self.media.exist and self.media.waits:
+        if self.takes_media and self.media.waits:
             read = None if slow else self.read
             self.media.ask_ahead(items, self.keeper(), read)
 

@@ -19,6 +19,15 @@ MAX_SIZE = 2**63 - 1
 """The largest size of a sample, and the largest count: what an index can hold."""
 
 
+TOKENS = "tokens"
+"""The measure that is cut with a sample; all others stay with it as a whole."""
+
+
+def media_places(measures: Sequence[str], number: int) -> list[int]:
+    """Return which of so many counts are of more than tokens; those without a name all are."""
+    return [place for place in range(number) if [*measures[place : place + 1]] != [TOKENS]]
+
+
 class SampleSizes(NamedTuple):
     """How large one sample is, known without processing its item.
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from penstock.server.media.families.family import CLIP_MEAN, CLIP_STD, Family, PictureSize, Pixels
 from penstock.server.media.families.family_settings import Settings
+from penstock.server.media.geometry import smart_resize
 
 _PIXEL_SETTINGS = (
     "image_token",
@@ -24,36 +25,6 @@ _PIXEL_SETTINGS = (
     "patch_size",
     "merge_size",
 )
-
-MOST_ASPECT = 200
-"""How many times as long as wide a picture may be for Qwen's models."""
-
-
-def smart_resize(
-    height: int, width: int, factor: int, min_pixels: int, max_pixels: int
-) -> tuple[int, int]:
-    """Return the height and width, multiples of `factor`, that Qwen's models give a picture.
-
-    Both are rounded to the nearest multiple, halves to even; a picture of too many pixels is made
-    smaller, one of too few larger, in nearly its own aspect. "Qwen2-VL" (arXiv 2409.12191).
-
-    Raises:
-        ValueError: It is more than 200 times as long as it is wide.
-    """
-    if max(height, width) > MOST_ASPECT * min(height, width):
-        raise ValueError(
-            f"a picture of {width}x{height} pixels is more than {MOST_ASPECT} times as long as it "
-            "is wide, which the family refuses; leave it out of the data, or cut it"
-        )
-    rows, columns = round(height / factor), round(width / factor)
-    if rows * columns * factor**2 > max_pixels:
-        shrink = math.sqrt((height * width) / max_pixels)
-        rows = max(1, math.floor(height / shrink / factor))
-        columns = max(1, math.floor(width / shrink / factor))
-    elif rows * columns * factor**2 < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
-        rows, columns = math.ceil(height * grow / factor), math.ceil(width * grow / factor)
-    return rows * factor, columns * factor
 
 
 class QwenVl(Family):

@@ -159,7 +159,8 @@ class GroupStream:
         found.counts.update(samples.counts)
         self._batches[number], self._counted[number] = len(found), Counter(found.counts)
         if self._plan.balance is not None:
-            found = with_cost(found, self._plan.balance)
+            names = self._roles.measures
+            found = with_cost(found, self._plan.balance, names, samples.measured)
             assert found.cost is not None
             self._costs[number] = found.cost
         if found.chains is None:

@@ -134,13 +134,47 @@ def outline(batcher: SampleBatcher, sizes: Integers) -> Outline | None:
     return Outline(working.count_batches(sizes), +Counter(all_counts({}, working)))
 
 
-def with_cost(packed: PackedWindow, cost: Expression) -> PackedWindow:
+def with_cost(
+    packed: PackedWindow,
+    cost: Expression,
+    names: Sequence[str] = (),
+    counts: Integers | None = None,
+) -> PackedWindow:
     """Return a packed window with what each batch costs.
+
+    Args:
+        packed: It.
+        cost: What that is.
+        names: The measures of its samples.
+        counts: int64 (n, measures): what each sample counts; None = nothing.
 
     Raises:
         InvalidJob: The cost of a batch is no finite number.
     """
-    return replace(packed, cost=cost.of(measures(packed)))
+    counted = {} if counts is None else dict(zip(names, counted_by(packed, counts), strict=True))
+    return replace(packed, cost=cost.of({**counted, **measures(packed)}))
+
+
+def counts_of(packed: PackedWindow, slots: Integers, counts: Integers) -> Integers:
+    """Return what the pieces of a window count, int64 (pieces, measures).
+
+    A sample's counts are with the piece that begins it.
+
+    Args:
+        packed: The window.
+        slots: int64 (pieces,): the sample of each.
+        counts: int64 (n, measures): what each sample counts.
+    """
+    found = counts[slots]
+    return found if packed.starts is None else found * (packed.starts[:, np.newaxis] <= 0)
+
+
+def counted_by(packed: PackedWindow, counts: Integers) -> list[npt.NDArray[np.float64]]:
+    """Return what each batch counts, by measure: float64 (batches,), whole numbers."""
+    bounds = packed.rows[packed.batches]
+    columns = counts_of(packed, packed.slots, counts).T
+    before = [np.concatenate([[0], np.cumsum(column)]) for column in columns]
+    return [np.diff(column[bounds]).astype(np.float64) for column in before]
 
 
 def measures(packed: PackedWindow) -> dict[str, npt.NDArray[np.float64]]:
@@ -172,11 +206,13 @@ def _at_once(
         firsts = np.minimum.reduceat(pieces.slots, bounds[:-1]) if rows else bounds[:0]
         order = np.argsort(firsts, kind="stable")
     is_cut = bool((pieces.starts >= 0).any())
-    order, chains = order_of_rows(pieces.slots, pieces.starts, bounds, order, per_batch)
+    chains = None
+    if is_cut:
+        order, chains = order_of_rows(pieces.slots, pieces.starts, bounds, order, per_batch)
     places, bounds = _reordered(bounds, order)
     slots, starts, stops, of_piece = (values[places] for values in pieces)
     batches = np.append(np.arange(0, rows, per_batch), rows) if rows else np.zeros(1, np.int64)
-    shared = shared_by(slots, bounds, batches)
+    shared = shared_by(slots, bounds, batches) if is_cut else None
     return PackedWindow(
         slots,
         starts if is_cut else None,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 from penstock.common.checks import check_flag, check_whole
 from penstock.server.planning.log.cost_expression import Expression
@@ -18,6 +19,19 @@ takes about 15 MB in each worker."""
 
 COSTS = ("tokens", "squares", "samples", "rows", "longest", "padded")
 """What the cost of a batch is an expression of."""
+
+
+class _AnyName(Collection[str]):
+    """All names, of which `COSTS` are shown."""
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COSTS)
+
+    def __len__(self) -> int:
+        return len(COSTS)
 
 
 class PlanParameters:
@@ -38,7 +52,8 @@ class PlanParameters:
             cost, so that ranks wait little for each other at each micro batch. A group's own
             `batches_per_step` must divide the job's. None = batches come in random order. Names:
             `tokens`, `squares` (the sum of the squared sizes of its samples), `samples`, `rows`,
-            `longest` (the tokens of its longest row) and `padded` (`rows * longest`).
+            `longest` (the tokens of its longest row) and `padded` (`rows * longest`); and the
+            processor's measures, such as `media_tokens`, summed over the samples of the batch.
         storage_options: Options of fsspec for the index, such as credentials.
 
     Raises:
@@ -64,8 +79,21 @@ class PlanParameters:
         self.window_given = window is not None
         check_whole("window", self.window, 1, "the samples that are packed together")
         self.group_by_length = check_flag("group_by_length", group_by_length)
-        self.balance = None if balance is None else Expression(balance, COSTS, "plan.balance")
+        self._balance = balance
+        # Which names there are is known with the processor: see `counting`.
+        self.balance = None if balance is None else Expression(balance, _AnyName(), "plan.balance")
         self.storage_options = dict(storage_options or {})
+
+    def counting(self, measures: Sequence[str]) -> Self:
+        """Return this plan for samples that count so much beside their sizes.
+
+        Raises:
+            InvalidJob: `balance` has a name that is neither a measure nor one of `COSTS`.
+        """
+        found = copy.copy(self)
+        if self._balance is not None:
+            found.balance = Expression(self._balance, (*COSTS, *measures), "plan.balance")
+        return found
 
     def parameters(self) -> dict[str, Any]:
         """Return what of it decides bytes, but for the index and what the data decides."""

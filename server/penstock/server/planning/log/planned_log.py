@@ -45,9 +45,10 @@ from penstock.server.planning.log.index_windows import (
 from penstock.server.planning.log.packed_window import PackedWindow
 from penstock.server.planning.log.plan_parameters import PlanParameters
 from penstock.server.roles.batchers import ConcatPackingBatcher, SimpleBatcher
-from penstock.server.roles.batchers.packer import TOKENS, RowPackingBatcher
+from penstock.server.roles.batchers.packer import RowPackingBatcher
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.reading import Reading
+from penstock.server.roles.samples import media_places
 from penstock.wire.errors import InvalidJob
 
 SAMPLE_BYTES, FILLED_BYTES = 50, 8
@@ -219,7 +220,7 @@ class PlannedLog:
         in_epoch = samples * self._drawer.drawn.items / max(1, items)
         passes = inf if self._roles.epochs is None else self._roles.epochs
         return (
-            min(KEPT_SAMPLES, in_epoch) * SAMPLE_BYTES
+            min(KEPT_SAMPLES, in_epoch) * (SAMPLE_BYTES + 8 * len(self.index.measures))
             + min(KEPT_SAMPLES, in_epoch * passes) * FILLED_BYTES
             + min(KEPT_BYTES, self.index.nbytes)
             + self._arranged_bytes(min(self._window, in_epoch))
@@ -432,13 +433,16 @@ class PlannedLog:
 def _alike(samples: WindowSamples, roles: RoleSet) -> Integers:
     """Return numbers that are the same for samples that may take each other's places.
 
-    Those of the same size, which count the same of all that is limited; and samples with pictures
-    in none of others, which may be cut.
+    Those of the same size, which count the same of all that is limited or balanced; and samples
+    with pictures in none of others, which may be cut.
     """
     if samples.measured is None:
         return samples.sizes
     places = [place for place, _ in roles.batcher_facts.row_counts]
-    media = [place for place, name in enumerate(roles.measures) if name != TOKENS]
+    balance = None if roles.plan is None else roles.plan.balance
+    if balance is not None:
+        places += [place for place, name in enumerate(roles.measures) if name in balance.names]
+    media = media_places(roles.measures, len(roles.measures))
     has_media = samples.measured[:, media].any(axis=1)
     vectors = np.column_stack([samples.sizes, has_media, samples.measured[:, places]])
     found: Integers = np.unique(vectors, axis=0, return_inverse=True)[1].reshape(-1)

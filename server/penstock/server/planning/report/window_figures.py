@@ -14,7 +14,7 @@ import numpy.typing as npt
 from penstock.server.job.role_set import RoleSet
 from penstock.server.planning.log.chains import Chains
 from penstock.server.planning.log.index_windows import WindowSamples
-from penstock.server.planning.log.packed_window import PackedWindow
+from penstock.server.planning.log.packed_window import PackedWindow, counts_of
 from penstock.server.planning.log.planned_log import planned_log
 from penstock.server.planning.report.known_sizes import collates_by_size
 from penstock.server.planning.report.totals import BatchTotals
@@ -171,8 +171,7 @@ def add_up(
             batches = BatchSizes(sizes, packed.rows, packed.batches)
             columns, misfit = found.tally.add(batches, collator)
             if samples.measured is not None:
-                begins = True if packed.starts is None else packed.starts[:, np.newaxis] <= 0
-                counts = samples.measured[slots] * begins
+                counts = counts_of(packed, slots, samples.measured)
                 found.tally.add_measured(batches, log.index.measures, counts)
             if misfit is not None:
                 found.misfits.append((misfit, key, epoch))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from penstock.server.core.refs import Row, SampleRef
 from penstock.server.roles.batcher import BatcherFacts
-from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
+from penstock.server.roles.batchers.packer import RowPackingBatcher, holds_item
 from penstock.server.roles.parameters import AtLeast, declared
 
 PATIENCE = 4
@@ -65,12 +65,10 @@ class OpenRowsBatcher(RowPackingBatcher):
 
     def _takes(self, number: int, ref: SampleRef) -> bool:
         """Tell whether a sample fits into a row, and no sample of its item is there."""
-        row, limits = self._open[number], self._penstock_limits
-        return (
-            self._rooms[number] >= ref.size
-            and all(sample_key(other) != sample_key(ref) for other in row)
-            and (limits is None or limits.fits(limits.used(row), ref.counts))
-        )
+        if self._rooms[number] < ref.size or holds_item(self._open[number], ref):
+            return False
+        limits = self._penstock_limits
+        return limits is None or limits.fits(limits.used(self._open[number]), ref.counts)
 
     def _place(self, ref: SampleRef) -> None:
         number = self._choose(ref)

@@ -15,11 +15,8 @@ from penstock.server.core.refs import Row, Rows, SampleRef, Span
 from penstock.server.roles.batcher import BatcherFacts, SampleBatcher
 from penstock.server.roles.batchers.limits import CountLimits, RowLimits
 from penstock.server.roles.parameters import AtLeast, OneOf, declared
-from penstock.server.roles.samples import Sample
+from penstock.server.roles.samples import Sample, media_places
 from penstock.wire.errors import BadItem, InvalidJob
-
-TOKENS = "tokens"
-"""The measure that is cut with a sample."""
 
 OVERLONG = ("split", "truncate", "drop", "alone", "error")
 
@@ -50,14 +47,11 @@ class LimitedBatcher(SampleBatcher):
 
     def _counts_media(self, counts: Sequence[int]) -> bool:
         """Tell whether a sample has more than tokens, which cannot be cut with them."""
-        return any(count for name, count in zip(self._names, counts, strict=True) if name != TOKENS)
+        return any(counts[place] for place in self._media_places(len(counts)))
 
-    @property
-    def _names(self) -> Sequence[str]:
-        """Return what samples count."""
-        if self._penstock_measures is not None:
-            return self._penstock_measures
-        return tuple(self.limits or ())
+    def _media_places(self, measures: int) -> list[int]:
+        """Return which of so many counts are of more than tokens; without names all of them are."""
+        return media_places(self._penstock_measures or tuple(self.limits or ()), measures)
 
     def _note_row(self, row: Row, size: int, capacity: int) -> None:
         """Count a finished row by the limit of which it has the largest part, if that is one."""
@@ -408,4 +402,5 @@ def sample_key(ref: SampleRef) -> tuple[str, int, int]:
 
 def holds_item(row: Row, ref: SampleRef) -> bool:
     """Tell whether a row holds what a ref means, of whatever epoch."""
-    return any(sample_key(other) == sample_key(ref) for other in row)
+    key = sample_key(ref)
+    return any(sample_key(other) == key for other in row)

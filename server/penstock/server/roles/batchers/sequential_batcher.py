@@ -10,11 +10,21 @@ from typing import Annotated, ClassVar
 
 from penstock.server.core.refs import Row, Rows, SampleRef
 from penstock.server.roles.batcher import BatcherFacts
+from penstock.server.roles.batchers.latent_tokens import LatentTokens
 from penstock.server.roles.batchers.limits import CountLimits
 from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, holds_item
 from penstock.server.roles.parameters import AtLeast, declared
 from penstock.server.roles.samples import MAX_SIZE, Sample
 from penstock.wire.errors import InvalidJob
+
+ESTIMATED = (
+    "tokenizer_spatial_compression_factor",
+    "tokenizer_temporal_compression_factor",
+    "patch_spatial",
+    "sound_latent_fps",
+    "audio_sample_rate",
+)
+"""Parameters of the estimate; the first asks for it."""
 
 
 @declared
@@ -48,7 +58,15 @@ class SequentialPackingBatcher(PackingBatcher):
             a sample that would bring the row above one is set aside, and one that is above by
             itself is dropped as `overlong_images`. Smaller limits bound a step's memory and leave
             more padding.
-        length_key: The value of a sample whose length is its size.
+        length_key: The value of a sample whose length is its size, or with an estimate the one that
+            holds its text.
+        tokenizer_spatial_compression_factor: Estimate sizes as the original does, of `images`,
+            `video`, `action` and `sound`, too: this many pixels of a side are one of a latent
+            picture (16 there). None = a size is a length. It is known when an item is processed.
+        tokenizer_temporal_compression_factor: With an estimate: frames that become one.
+        patch_spatial: With an estimate: pixels of a side of a latent picture that become a token.
+        sound_latent_fps: With an estimate: tokens of a second of sound. 0 = sound takes none.
+        audio_sample_rate: With an estimate: points of a second of sound.
 
     Raises:
         InvalidJob: Both limits or none are given, or a number is too small.
@@ -66,6 +84,11 @@ class SequentialPackingBatcher(PackingBatcher):
     rows: Annotated[int, AtLeast(1, "the rows of a batch")] = 1
     _: KW_ONLY
     limits: Annotated[Mapping[str, int] | None, CountLimits()] = None
+    tokenizer_spatial_compression_factor: Annotated[int | None, AtLeast(1)] = None
+    tokenizer_temporal_compression_factor: Annotated[int, AtLeast(1)] = 4
+    patch_spatial: Annotated[int, AtLeast(1)] = 2
+    sound_latent_fps: Annotated[int, AtLeast(0)] = 0
+    audio_sample_rate: Annotated[int, AtLeast(1)] = 48000
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,11 +99,41 @@ class SequentialPackingBatcher(PackingBatcher):
                 f"{self.max_samples_per_batch}: give exactly one of them, a row has one limit",
                 key="max_sequence_length",
             )
+        self._refuse_idle_factors()
         self._row: Row = []
         self._total = 0
         # None is a sample that no row can hold: it is gone, and still counts towards the limit.
         self._skipped: list[SampleRef | None] = []
         self._finished: list[Row] = []
+
+    def _refuse_idle_factors(self) -> None:
+        if self.tokenizer_spatial_compression_factor is not None:
+            return
+        for name in ESTIMATED[1:]:
+            if getattr(self, name) != getattr(type(self), name):
+                raise InvalidJob(
+                    f"{name} is of an estimate, and tokenizer_spatial_compression_factor, which "
+                    "asks for one, is not given: give it, or leave this out",
+                    key=name,
+                )
+
+    def size_of(self, sample: Sample) -> int:
+        """Return the length of `length_key`, or the estimate.
+
+        Raises:
+            InvalidJob: The sample has no such value.
+            ValueError: A value that is estimated has another shape.
+        """
+        length = super().size_of(sample)
+        spatial = self.tokenizer_spatial_compression_factor
+        if spatial is None:
+            return length
+        return LatentTokens(
+            spatial * self.patch_spatial,
+            self.tokenizer_temporal_compression_factor,
+            self.sound_latent_fps,
+            self.audio_sample_rate,
+        ).of(sample, self.length_key)
 
     @property
     def needs_sizes(self) -> bool:
@@ -93,6 +146,7 @@ class SequentialPackingBatcher(PackingBatcher):
         of_row = count if self.lookahead_limit or count is None else 1
         return replace(
             super().facts(),
+            length_key=self.length_key if self._counts_lengths else None,
             sizes_kept=None if self.limits else (0, inf) if budget is None else (1, budget - 1),
             may_split=False,
             may_refuse=False,
@@ -100,11 +154,15 @@ class SequentialPackingBatcher(PackingBatcher):
             row_limit=(MAX_SIZE if self.limits else None) if budget is None else budget - 1,
         )
 
+    @property
+    def _counts_lengths(self) -> bool:
+        own = self.keeps(SequentialPackingBatcher, "size_of")
+        return own and self.tokenizer_spatial_compression_factor is None
+
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Take one sample; return the batches that the rows that it finished have completed."""
         budget, limits = self.max_sequence_length, self._penstock_limits
-        above = None if limits is None else limits.over(ref.counts)
-        if above is not None and (ref.size or budget is None):
+        if limits is not None and (above := limits.over(ref.counts)) and (ref.size or not budget):
             self._dropped[f"overlong_{above}"] += 1
             self._offer(deque([None]))
         elif budget is None or 0 < ref.size < budget:
@@ -155,7 +213,9 @@ class SequentialPackingBatcher(PackingBatcher):
         return self._total + ref.size < budget and not holds_item(self._row, ref)
 
     def _finish(self) -> None:
-        if self.max_samples_per_batch is None:
+        if self._penstock_limits is None:
+            pass
+        elif self.max_samples_per_batch is None:
             self._note_row(self._row, self._total, (self.max_sequence_length or 1) - 1)
         else:
             self._note_row(self._row, len(self._row), self.max_samples_per_batch)

@@ -17,7 +17,6 @@ from penstock.server.packing.vectors import Counts
 from penstock.server.roles.batcher import BatcherFacts
 from penstock.server.roles.batchers.packer import (
     OVERLONG,
-    TOKENS,
     Flags,
     Integers,
     PacksWindows,
@@ -211,7 +210,7 @@ class ArrayWindowsBatcher(WindowsBatcher, PacksWindows):
         starts = stops = np.full(len(slots), -1, np.int64)
         is_long: Flags = (sizes > self.max_tokens) & ~is_above
         if counts is not None and is_long.any() and self.overlong in ("split", "truncate"):
-            media = [place for place, name in enumerate(self._names) if name != TOKENS]
+            media = self._media_places(counts.shape[1])
             whole: Flags = is_long & counts[:, media].any(axis=1)
             self._dropped["overlong"] += int(np.count_nonzero(whole))
             is_long = is_long & ~whole

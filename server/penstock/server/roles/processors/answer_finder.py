@@ -13,7 +13,12 @@ from penstock.server.roles.processors.answer_tokens import (
     scan,
     search,
 )
-from penstock.server.roles.processors.chat_template import ChatTemplate, Message, Written
+from penstock.server.roles.processors.chat_template import (
+    ChatTemplate,
+    Message,
+    Tokens,
+    Written,
+)
 from penstock.wire.errors import InvalidJob
 
 UNMATCHED = ("error", "search", "skip")
@@ -59,37 +64,37 @@ class AnswerFinder:
             )
 
     def find(
-        self, messages: Sequence[Message], written: Written, ids: Sequence[int], expected: int
+        self, messages: Sequence[Message], written: Written, tokens: Tokens, expected: int
     ) -> FoundAnswers | None:
         """Return the answers of a conversation; None = it is to be filtered, as `NOT_FOUND`.
 
         Args:
             messages: Its turns; their contents are texts.
             written: What the template wrote.
-            ids: Its tokens.
+            tokens: Its tokens, as `ChatTemplate.tokens` gave them.
             expected: How many answers it has.
 
         Raises:
             ValueError: They are not found.
         """
-        found = self._told(written, ids, expected)
+        found = self._told(written, tokens, expected)
         if found is not None:
             return FoundAnswers(found, False)
         if self._unmatched == "skip":
             return None
         if self._unmatched == "search":
-            found = self._searched(messages, written, ids)
+            found = self._searched(messages, written, tokens.ids)
         if found is None:
             raise self._not_found(expected)
         return FoundAnswers(found, True)
 
-    def _told(self, written: Written, ids: Sequence[int], expected: int) -> list[Span] | None:
+    def _told(self, written: Written, tokens: Tokens, expected: int) -> list[Span] | None:
         """Return the answers' tokens; None = they are not as many as the conversation's."""
-        if written.answers is not None:
-            return of_characters(written.answers, ids, self._template.offsets(written.text))
+        if written.answers is not None and tokens.offsets is not None:
+            return of_characters(written.answers, tokens.ids, tokens.offsets)
         if self._marks is None:
             return None
-        found = scan(ids, self._marks)
+        found = scan(tokens.ids, self._marks)
         return found if len(found) == expected else None
 
     def _searched(

@@ -161,12 +161,12 @@ class ChatProcessor(RawItemProcessor):
             context.skip("no answer")
             return None
         written = template.write(messages)
-        ids = template.ids(written.text)
-        found = self._finder.find(messages, written, ids, expected)
+        tokens = template.tokens(written.text)
+        found = self._finder.find(messages, written, tokens, expected)
         if found is None:
             context.skip(NOT_FOUND)
             return None
-        sample = self._sample(ids, found.spans, template.pad_id, context)
+        sample = self._sample(tokens.ids, found.spans, template.pad_id, context)
         if sample is not None and found.searched:
             sample["noted"] = {"searched_answers": expected}
         return sample

@@ -51,6 +51,18 @@ class Written(NamedTuple):
     answers: list[tuple[int, int]] | None
 
 
+class Tokens(NamedTuple):
+    """A conversation as token ids.
+
+    Attributes:
+        ids: The ids.
+        offsets: From which character to which each goes; None = they were not asked for.
+    """
+
+    ids: list[int]
+    offsets: list[tuple[int, int]] | None
+
+
 class ChatTemplate:
     """Writes conversations, and knows the tokenizer that reads them.
 
@@ -146,6 +158,21 @@ class ChatTemplate:
             raise
         found: list[int] = encoding.ids
         return found
+
+    def tokens(self, text: str) -> Tokens:
+        """Return the tokens of what `write` gave, with the places of a template that marks answers.
+
+        Raises:
+            ValueError: The text is not Unicode.
+        """
+        if not self.marks_answers:
+            return Tokens(self.ids(text), None)
+        try:
+            encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        except TypeError:
+            check_unicode(text)
+            raise
+        return Tokens(encoding.ids, encoding.offsets)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Return from which character to which each of `ids(text)` goes."""

@@ -320,7 +320,6 @@ class ImageProcessor(MediaProcessor):
         medium = context.media[0]
         data, name = medium.read(), medium.name
         header = parse_header(data, name)
-        self.decoding.check(header, name)
         layout = self.geometry.lay_out(
             Extent(header.height, header.width), name, lambda: context.rng
         )

@@ -169,7 +169,8 @@ class ConversationProcessor(MediaProcessor):
             bad item.
         decoder: What decodes pictures, as of `image`: `jpeg` or `pillow`, with the same pixels.
         kernel: What resizes. `pillow`: as transformers does over Pillow. `torch`: as it does over
-            torchvision, in half of the time; torch must be installed wherever the job is computed.
+            torchvision, in a quarter of the time; torch must be installed wherever the job is
+            computed.
             The two differ by up to three levels.
         max_pixels: The most pixels of a picture as it comes; one with more is a bad item. How many
             it is given to the model with is said in `settings`.
@@ -404,11 +405,11 @@ class ConversationProcessor(MediaProcessor):
                 self._size(family, medium) for _, medium in zip(placed.pictures, media, strict=True)
             ]
         written = template.write(placed.messages)
-        ids = template.ids(written.text)
-        found = finder.find(texts_of(placed.messages), written, ids, answers)
+        tokens = template.tokens(written.text)
+        found = finder.find(texts_of(placed.messages), written, tokens, answers)
         if found is None:
             return NOT_FOUND
-        laid = _laid(family, placed, ids, sizes, is_fake)
+        laid = _laid(family, tokens.ids, sizes, is_fake)
         for start, stop in found.spans:
             laid.learned[start:stop] = True
         laid.learned[_blocks(family, laid.ids)] = False
@@ -539,13 +540,7 @@ class _Loaded(NamedTuple):
     finder: AnswerFinder
 
 
-def _laid(
-    family: Family,
-    placed: PlacedPictures,
-    ids: Sequence[int],
-    sizes: list[PictureSize],
-    is_fake: bool,
-) -> _Laid:
+def _laid(family: Family, ids: Sequence[int], sizes: list[PictureSize], is_fake: bool) -> _Laid:
     """Return a conversation's tokens with nothing learned yet."""
     tokens = np.array(ids, dtype=np.int32)
     places = np.flatnonzero(tokens == family.image_id)
