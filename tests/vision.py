@@ -7,7 +7,7 @@ import io
 import json
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -325,6 +325,64 @@ def _pillow_resize(images: Any, size: Any, interpolation: str, antialias: bool) 
 
 
 _RESIZES = {"torch": _torch_resize, "pillow": _pillow_resize}
+
+
+def small_qwen() -> Any:
+    """Return a Qwen2-VL of two layers, with a vision tower of one, for `vision_tokenizer`."""
+    import torch
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    tokenizer = vision_tokenizer()
+    ids = {
+        name: tokenizer.token_to_id(token)
+        for name, token in (
+            ("image_token_id", "<|image_pad|>"),
+            ("video_token_id", "<|video_pad|>"),
+            ("vision_start_token_id", "<|vision_start|>"),
+            ("vision_end_token_id", "<|vision_end|>"),
+        )
+    }
+    config = Qwen2VLConfig(
+        text_config={
+            "vocab_size": tokenizer.get_vocab_size(),
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 512,
+            "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+        },
+        vision_config={"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2},
+        attn_implementation="sdpa",
+        **ids,
+    )
+    torch.manual_seed(0)
+    return Qwen2VLForConditionalGeneration(config).eval()
+
+
+def loss_and_tokens(model: Any, batch: Mapping[str, Any]) -> tuple[Any, int]:
+    """Return the summed loss of packed rows with unshifted labels, and of how many labels it is."""
+    import torch
+
+    from penstock.client import masks
+
+    labels = batch["labels"]
+    documents = masks.document_ids(batch)
+    pixels = {name: batch[name] for name in ("pixel_values", "image_grid_thw") if name in batch}
+    if not len(pixels.get("image_grid_thw", ())):
+        pixels = {}
+    logits = model(
+        input_ids=batch["input_ids"],
+        position_ids=batch["position_ids"],
+        attention_mask=masks.block_causal(documents),
+        use_cache=False,
+        **pixels,
+    ).logits
+    loss = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum"
+    )
+    return loss, int((labels[:, 1:] != -100).sum())
 
 
 def drawn(width: int, height: int, seed: int = 0) -> Image.Image:

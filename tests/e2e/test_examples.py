@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from harness import call_command
-from penstock.client import Loader
+from penstock.client import Loader, media
+from vision import drawn, encoded, loss_and_tokens, small_qwen, write_vision_folder
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "deploy" / "examples"
@@ -69,6 +72,58 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+CLASSES = ("cat", "dog")
+PICTURES = 48
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A copy of the examples with pictures of two colours, a folder for each."""
+    folder = Path(shutil.copytree(EXAMPLES, tmp_path / "examples"))
+    for name in ("pictures", "pictures-val"):
+        for number in range(PICTURES):
+            kind = CLASSES[number % 2]
+            (folder / name / kind).mkdir(parents=True, exist_ok=True)
+            pixels = np.asarray(drawn(260 + number % 7, 270, number)).copy()
+            pixels[..., 0] = 255 * (number % 2)
+            data = encoded(Image.fromarray(pixels), "JPEG")
+            (folder / name / kind / f"{number}.jpg").write_bytes(data)
+    return folder
+
+
+CHATS = 24
+
+
+@pytest.fixture
+def chats_of_pictures(tmp_path: Path) -> Path:
+    """A copy of the examples with conversations of no, one and two pictures, and a processor."""
+    folder = Path(shutil.copytree(EXAMPLES, tmp_path / "examples"))
+    for name in ("photos", "chats"):
+        (folder / name).mkdir()
+    lines = []
+    for number in range(CHATS):
+        names = [f"{number}-{place}.png" for place in range(number % 3)]
+        for place, name in enumerate(names):
+            (folder / "photos" / name).write_bytes(encoded(drawn(60 + number, 70 + place, number)))
+        turns = [
+            {"from": "human", "value": "<image>\n" * len(names) + f"What is {number}?"},
+            {"from": "gpt", "value": f"It is {number}."},
+        ]
+        lines.append(json.dumps({"conversations": turns, "images": names}))
+    (folder / "chats" / "0.jsonl").write_text("\n".join(lines))
+    write_vision_folder(folder / "model", "qwen2_vl")
+    return folder
+
+
+def check(file: Path, *options: str) -> list[dict[str, Any]]:
+    """Return what a check says of the jobs of a file, each of which passes."""
+    done = call_command("penstockd", "check", str(file), "--json", "--items", "32", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
+    assert all(job["ok"] for job in found)
+    return found
+
+
 @pytest.mark.parametrize(
     ("file", "jobs"),
     [
@@ -83,12 +138,7 @@ def test_an_example_passes_check(
     """Every role builds, is pure, and gives batches."""
     monkeypatch.setenv("PENSTOCK_WORKERS", "1")
 
-    done = call_command("penstockd", "check", str(folder / file), "--json", "--items", "32")
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
-    assert [job["job"] for job in found] == jobs
-    assert all(job["ok"] for job in found)
+    assert [job["job"] for job in check(folder / file)] == jobs
 
 
 ROW_TOKENS = 256
@@ -110,7 +160,8 @@ def test_every_job_of_every_example_is_trained_below() -> None:
         for job in yaml.safe_load(file.read_text())["jobs"]
     }
 
-    assert jobs == set(TRAINED)
+    by_class = {("pictures.yaml", "train"), ("pictures.yaml", "val")}
+    assert jobs == {*TRAINED, *by_class, ("chat-pictures.yaml", "chat")}
 
 
 @pytest.mark.parametrize(("file", "job"), TRAINED)
@@ -150,6 +201,75 @@ def test_a_real_model_trains_a_step_of_an_example(file: str, job: str, folder: P
 
     assert batch["labels"].dtype == torch.int64
     assert losses[1] < losses[0] == pytest.approx(np.log(400), rel=0.05)
+
+
+def test_pictures_by_class_train_a_model(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small net tells two colours, from batches as they come: by the loss of both jobs."""
+    monkeypatch.setenv("PENSTOCK_WORKERS", "1")
+    file = pictures / "pictures.yaml"
+
+    assert [job["job"] for job in check(file, "--batches", "1")] == ["train", "val"]
+    batches = {}
+    for job in ("train", "val"):
+        with Loader(f"local:{file}", job) as loader:
+            batches[job] = next(iter(loader))
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 16, stride=16),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(4, len(CLASSES)),
+    )
+
+    def loss(job: str) -> torch.Tensor:
+        batch = batches[job]
+        assert (batch["image"].shape, batch["image"].dtype) == ((32, 3, 224, 224), torch.uint8)
+        assert batch["label"].dtype == torch.int64
+        return torch.nn.functional.cross_entropy(net(batch["image"].float() / 255), batch["label"])
+
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    before = loss("train").item(), loss("val").item()
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss("train").backward()
+        optimizer.step()
+
+    assert set(batches["train"]["label"].tolist()) == {0, 1}
+    assert loss("train").item() < before[0] / 2
+    assert loss("val").item() < before[1]
+
+
+def test_conversations_with_pictures_train_a_model(
+    chats_of_pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small Qwen2-VL takes the batch as it comes, and its vision tower learns from it."""
+    monkeypatch.setenv("PENSTOCK_WORKERS", "1")
+    file = chats_of_pictures / "chat-pictures.yaml"
+    text, cuts = re.subn(r"(max_tokens|pad_to): \d+", rf"\1: {ROW_TOKENS}", file.read_text())
+    file.write_text(text)
+    assert cuts == 2
+    model = small_qwen()
+    tower = model.model.visual.patch_embed.proj.weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+
+    [checked] = check(file, "--batches", "2")
+    ready = partial(media.normalize, dtype=torch.float32)
+    with Loader(f"local:{file}", "chat", arrive=ready) as loader:
+        batch = next(iter(loader))
+    for _ in range(2):
+        loss, tokens = loss_and_tokens(model, batch)
+        (loss / tokens).backward()
+        assert tower.grad.abs().sum() > 0
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+
+    assert checked["efficiency"] > 0.3
+    assert len(batch["image_grid_thw"]) <= 8
+    assert losses[1] < losses[0]
 
 
 def test_every_validation_pass_is_the_same(folder: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from harness import write_job_file
-from penstock.client import Batch, Loader, masks
-from vision import drawn, encoded, vision_tokenizer, write_vision_folder
+from penstock.client import Batch, Loader
+from vision import drawn, encoded, loss_and_tokens, small_qwen, write_vision_folder
 
 ROW_TOKENS = 256
 CHATS = 12
@@ -62,61 +62,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """A Qwen2-VL of two layers, with a vision tower of one."""
-    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
-
-    tokenizer = vision_tokenizer()
-    ids = {
-        name: tokenizer.token_to_id(token)
-        for name, token in (
-            ("image_token_id", "<|image_pad|>"),
-            ("video_token_id", "<|video_pad|>"),
-            ("vision_start_token_id", "<|vision_start|>"),
-            ("vision_end_token_id", "<|vision_end|>"),
-        )
-    }
-    config = Qwen2VLConfig(
-        text_config={
-            "vocab_size": tokenizer.get_vocab_size(),
-            "hidden_size": 32,
-            "intermediate_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 512,
-            "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
-        },
-        vision_config={"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2},
-        attn_implementation="sdpa",
-        **ids,
-    )
-    torch.manual_seed(0)
-    return Qwen2VLForConditionalGeneration(config).eval()
+    return small_qwen()
 
 
 def batches_of(folder: Path, job: str) -> list[Batch]:
     with Loader(f"local:{folder / 'jobs.yaml'}", job) as loader:
         return list(loader)
-
-
-def loss_and_tokens(model: Any, batch: Batch) -> tuple[Any, int]:
-    """Return the summed loss of a batch, and of how many labels."""
-    labels = batch["labels"]
-    documents = masks.document_ids(batch)
-    pixels = {name: batch[name] for name in ("pixel_values", "image_grid_thw") if name in batch}
-    if not len(pixels.get("image_grid_thw", ())):
-        pixels = {}
-    logits = model(
-        input_ids=batch["input_ids"],
-        position_ids=batch["position_ids"],
-        attention_mask=masks.block_causal(documents),
-        use_cache=False,
-        **pixels,
-    ).logits
-    loss = torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum"
-    )
-    return loss, int((labels[:, 1:] != -100).sum())
 
 
 def totals(model: Any, batches: list[Batch]) -> tuple[float, int]:

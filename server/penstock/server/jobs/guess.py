@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from penstock.server.config.location import Location
 from penstock.server.job.role_set import DEFAULT_LANES
 from penstock.server.jobs.guess_columns import ColumnGuess, find_columns, length
 from penstock.server.jobs.guess_files import TOKENIZER, find_source, named
+from penstock.server.jobs.guess_media import find_folder, media_section, names_in
 from penstock.server.jobs.registry import KINDS, build
 from penstock.server.roles.processors.tokenizer_file import WHOLE, from_the_hub
 from penstock.server.roles.samples import RawItem
@@ -55,6 +56,7 @@ class Guess(ColumnGuess):
         max_tokens: How long rows suit the amount of text.
         batch_size: Samples of a batch, where they are asked for in place of rows of tokens.
         on_item_error: What becomes of items that fail.
+        media_places: The `media:` section; None = items hold their media, or have none.
     """
 
     source: dict[str, Any]
@@ -66,17 +68,24 @@ class Guess(ColumnGuess):
     max_tokens: int = 8192
     batch_size: int | None = None
     on_item_error: str = "stop"
+    media_places: dict[str, Any] | None = None
 
     @property
     def takes_columns(self) -> bool:
         """Tell whether the source can leave columns out."""
+        if self.pictures is not None and not self.pictures.everywhere:
+            return False  # it would refuse items without the column of pictures
         return "columns" in constructor_parameters(BUILTIN_SOURCES[self.source["type"]])
 
     @property
     def read_columns(self) -> list[str]:
         """Return the columns that batches are made of; empty = all of them."""
+        if self.media is not None:
+            return [self.media.name, *self.media.beside]
         if not self.gives_tokens:
             return []
+        if self.pictures is not None:
+            return [name for name in (self.chat_column, self.pictures.column) if name]
         if self.ids_column is not None:
             return [self.ids_column, *self.beside_ids]
         read = self.chat_column or self.text_column or ""
@@ -106,6 +115,7 @@ class Asked:
         max_tokens: The length of packed rows; None = what suits the amount of text.
         batch_size: Samples of a batch, in place of packed rows.
         options: Further parameters of the source, such as `split` or `eos`.
+        media: The folder, or URL, that names of media are relative to; None = looked for.
     """
 
     tokenizer: str | None = None
@@ -113,6 +123,7 @@ class Asked:
     max_tokens: int | None = None
     batch_size: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    media: str | None = None
 
 
 def guess(paths: Sequence[str], base: Path, asked: Asked) -> Guess:
@@ -141,17 +152,29 @@ def guess(paths: Sequence[str], base: Path, asked: Asked) -> Guess:
     try:
         count = len(source)
         looked = _readable(source, range(min(LOOKED_AT, count)), notes)
+        knows_places = bool(source.media_dirs())
     finally:
         source.close()
     found = Guess(source=spec, items=count, batch_size=batch_size, notes=notes)
-    find_columns(found, looked, asked.column)
+    of_data = list(dict.fromkeys(folders))
+    find_columns(
+        found,
+        looked,
+        asked.column,
+        lambda names: (
+            knows_places or asked.media is not None or find_folder(names, of_data, base) is not None
+        ),
+    )
+    if found.media is not None and spec["type"] == "folder":
+        has_classes = any(item["class"] for item in looked)
+        found.media = replace(found.media, beside=["label"] if has_classes else [])
     if count < 4 * POOL_SIZE:
         found.pool_size = max(2, count // 4)
     read = found.chat_column or found.text_column or found.ids_column
     lengths = [length(item, read) for item in looked]
     # About four characters make a token.
     tokens = count * sum(lengths) / max(1, len(lengths)) / (1 if found.ids_column else 4)
-    if tokens < 128 * found.max_tokens:
+    if tokens < 128 * found.max_tokens and found.pictures is None:  # one takes up to 16,384
         found.max_tokens = 1024
     if found.ids_column is None:
         given = [Path(path).expanduser().absolute() for path in paths]
@@ -159,6 +182,16 @@ def guess(paths: Sequence[str], base: Path, asked: Asked) -> Guess:
         path = _find_tokenizer(asked.tokenizer, near, base)
         if path is not None:
             _take_tokenizer(found, path, base, asked=asked.tokenizer is not None)
+    names = () if knows_places else _names_of_media(found, looked)
+    if asked.media is not None and not names:
+        raise InvalidRequest(
+            f"--media {asked.media} says what names of media are relative to, and these items name "
+            "none: leave it out",
+            field="media",
+            value=asked.media,
+        )
+    if names and (found.media is not None or found.gives_tokens):
+        found.media_places = media_section(names, of_data, base, asked.media)
     if max_tokens is not None:
         if not found.gives_tokens:
             raise InvalidRequest(
@@ -169,6 +202,13 @@ def guess(paths: Sequence[str], base: Path, asked: Asked) -> Guess:
     packs = found.gives_tokens and batch_size is None
     found.lanes = _lanes(count, 4 * (POOL_SIZE if packs else batch_size or BATCH_SIZE))
     return found
+
+
+def _names_of_media(found: Guess, looked: Sequence[RawItem]) -> Sequence[str]:
+    """Return the files that items name."""
+    if found.media is not None:
+        return names_in(looked, found.media.name)
+    return () if found.pictures is None else found.pictures.names
 
 
 def _opened(spec: dict[str, Any], paths: Sequence[str], base: Path) -> IndexedSource:
@@ -257,6 +297,8 @@ def _take_tokenizer(found: Guess, path: Path, base: Path, *, asked: bool) -> Non
     """
     if found.chat_column is None:
         found.tokenizer, found.end_token = named(path, base), _end_token(path)
+    elif found.pictures is not None:
+        _take_processor(found, path.parent, base, asked=asked)
     elif has_chat_template(path.parent):
         found.tokenizer = named(path.parent, base)
     elif asked:
@@ -267,6 +309,27 @@ def _take_tokenizer(found: Guess, path: Path, base: Path, *, asked: bool) -> Non
             field="path",
             value=str(path.parent),
         )
+
+
+def _take_processor(found: Guess, folder: Path, base: Path, *, asked: bool) -> None:
+    """Note the folder of a vision-language model's processor, where it is one.
+
+    Raises:
+        InvalidJob: It was requested, and is none; says what it lacks.
+        MissingExtra: A package that it needs is not installed.
+    """
+    section = {"type": "conversation", "tokenizer": str(folder)}
+    try:
+        processor = build(
+            KINDS["processor"], section, Location(str(folder), folder, ("processor",))
+        )
+        processor.content()
+    except InvalidJob as error:
+        if asked:
+            raise
+        found.notes.append(f"{folder.name} is not taken for these pictures: {error.message}")
+        return
+    found.tokenizer = named(folder, base)
 
 
 def has_chat_template(folder: Path) -> bool:

@@ -10,6 +10,13 @@ import numpy as np
 
 from penstock.common.nearest import hint
 from penstock.server.core.shown import shown
+from penstock.server.jobs.guess_media import (
+    ChatPictures,
+    MediaColumn,
+    find_media,
+    find_pictures,
+    names_in,
+)
 from penstock.server.roles.samples import RawItem
 from penstock.wire.errors import InvalidRequest
 
@@ -44,6 +51,8 @@ class ColumnGuess:
         ids_column: A column that is tokenized already, if any.
         beside_ids: Columns that batches take beside the ids, such as labels.
         chat_column: A column of conversations, if any; then there is no text column.
+        pictures: Those of the conversations, if they have any.
+        media: A column of pictures or of sounds, if any; then there is no text column.
         columns: All columns; empty if items are not dicts.
         notes: What was left out and why.
     """
@@ -52,12 +61,26 @@ class ColumnGuess:
     ids_column: str | None = None
     beside_ids: list[str] = field(default_factory=list)
     chat_column: str | None = None
+    pictures: ChatPictures | None = None
+    media: MediaColumn | None = None
     columns: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def find_columns(found: ColumnGuess, looked: Sequence[RawItem], asked: str | None) -> None:
+def find_columns(
+    found: ColumnGuess,
+    looked: Sequence[RawItem],
+    asked: str | None,
+    are_files: Callable[[Sequence[str]], bool],
+) -> None:
     """Find out which column to read, or what the requested column holds.
+
+    Args:
+        found: Where it is noted.
+        looked: Some items.
+        asked: The requested column.
+        are_files: Tells whether names are those of files that can be found: a column of texts that
+            look like names is one of texts otherwise.
 
     Raises:
         InvalidRequest: There is no such column, or it holds values that no role turns into tokens.
@@ -91,6 +114,14 @@ def find_columns(found: ColumnGuess, looked: Sequence[RawItem], asked: str | Non
             if name in found.columns and _is_alike(looked, name, found.ids_column)
         ]
     found.chat_column = next((name for name in columns if _holds_chats(looked, name)), None)
+    if found.chat_column is not None:
+        found.pictures = find_pictures(looked, found.chat_column)
+    elif found.ids_column is None:
+        for column in find_media(looked, columns, found.columns):
+            names = names_in(looked, column.name)
+            if not names or asked is not None or are_files(names):
+                found.media = column
+                return
     texts = {name: length for name in columns if (length := _text_length(looked, name))}
     media = [name for name in found.columns if _most(looked, name, _is_media)]
     if media and asked is None and found.ids_column is None and found.chat_column is None:

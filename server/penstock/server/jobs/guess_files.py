@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.server.sources.kinds import COMPRESSED, kind_of
+from penstock.server.sources.kinds import COMPRESSED, PICTURES, SOUNDS, kind_of
 from penstock.server.sources.kinds import KINDS as SOURCES
 from penstock.wire.errors import InvalidRequest
 
@@ -38,6 +38,13 @@ def find_source(
                     )
                 kind, key = written
                 return {"type": kind, key: named(path, base)}, [path, path.parent]
+            if (media := _folder_of_media(path, base, notes)) is not None:
+                if len(paths) > 1:
+                    raise InvalidRequest(
+                        f"{text} is a folder of media, and a job reads one: give it alone, or the "
+                        "folder above all of them"
+                    )
+                return media, [path]
             inside, pattern = _folder(path, base, notes)
             files += inside
             patterns.append(pattern)
@@ -115,14 +122,48 @@ def _written_whole(folder: Path) -> tuple[str, str] | None:
     return None
 
 
-def _folder(path: Path, base: Path, notes: list[str]) -> tuple[list[Path], str]:
-    """Return the files of the most common kind in a folder, and their glob."""
-    inside = sorted(
+_BESIDE_MEDIA = (".txt", ".text", ".md")
+"""Notes, licences and captions of the files that they lie beside."""
+
+
+def _folder_of_media(path: Path, base: Path, notes: list[str]) -> dict[str, Any] | None:
+    """Return the source of a folder of pictures or sounds; None = tables or texts lie in it."""
+    suffixes = Counter(file.suffix for file in _inside(path))
+    if any(suffix in SOURCES and suffix not in _BESIDE_MEDIA for suffix in suffixes):
+        return None
+    of_kind = {
+        kind: {suffix: suffixes[suffix] for suffix in suffixes if suffix.lower() in endings}
+        for kind, endings in (("image", PICTURES), ("audio", SOUNDS))
+    }
+    key = max(of_kind, key=lambda kind: sum(of_kind[kind].values()))
+    count = sum(of_kind[key].values())
+    others = {suffix: count for suffix, count in suffixes.items() if suffix not in of_kind[key]}
+    if not count or count < max(others.values(), default=0):
+        return None
+    spec: dict[str, Any] = {"type": "folder", "path": named(path, base)}
+    if key != "image":
+        spec["key"] = key
+    if others:
+        names = ", ".join(sorted(name or "no ending" for name in others))
+        notes.append(f"only media of one kind are read, not: {names}")
+        spec["endings"] = sorted({suffix.lower() for suffix in of_kind[key]})
+    return spec
+
+
+def _inside(path: Path) -> list[Path]:
+    """Return the files of a folder and of those in it; hidden ones are left out."""
+    return sorted(
         file
         for file in path.rglob("*")
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+        if file.is_file()
+        and file.name != TOKENIZER
+        and not any(part.startswith(".") for part in file.relative_to(path).parts)
     )
-    inside = [file for file in inside if file.name != TOKENIZER]
+
+
+def _folder(path: Path, base: Path, notes: list[str]) -> tuple[list[Path], str]:
+    """Return the files of the most common kind in a folder, and their glob."""
+    inside = _inside(path)
     if not inside:
         raise _of_path(f"the folder {path} holds no files", path)
     suffixes = Counter(file.suffix for file in inside)
@@ -193,10 +234,8 @@ _REFUSED = (
         "document",
     ),
     (
-        (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
-        "is a picture, and a folder of pictures is not a source: pack them into tars (type: "
-        "webdataset), or read them by a Dataset of yours (source: {type: torch, factory: "
-        "./data.py:make}); docs/roles.md shows both ends",
+        (*PICTURES, *SOUNDS),
+        "is one picture or sound: name its folder, whose files are then the items (type: folder)",
     ),
     (
         (".txt", ".text", ".md"),

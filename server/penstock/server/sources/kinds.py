@@ -26,6 +26,12 @@ KINDS = {
 }
 """The source type of a file's last ending; `.bin` without a `.idx` beside it is of `tokens`."""
 
+PICTURES = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff",
+)  # fmt: skip
+SOUNDS = (".wav", ".flac", ".ogg", ".opus", ".mp3")
+"""What names of media end in that processors decode."""
+
 _QUERY = re.compile(r"\?[^/?*]*=[^/]*$")
 """Of a URL, with a name and a value: a `?` alone is of a glob."""
 
