@@ -123,10 +123,11 @@ def _full(roles: Combination) -> Settings | None:
 
 
 def _of_picture(roles: Combination) -> Settings:
-    if roles.batcher in ("simple", "user's") and (roles.is_even or roles.collator == "lists"):
+    if roles.is_even:
         return {"flip": 0.5, "layout": "CHW"}
-    # What is no sequence is stacked; and sizes are those of the ids.
-    return {"transform": "./roles.py:corner", "transform_takes": "array"}
+    if roles.collator in ("padded", "packed", "vlm"):  # which stack what is no sequence
+        return {"transform": "./roles.py:corner", "transform_takes": "array"}
+    return {"decoder": "pillow"}
 
 
 DISTRIBUTORS: dict[str, Variants] = {
