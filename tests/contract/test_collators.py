@@ -25,7 +25,10 @@ from penstock.server.roles.context import CollateContext
 from penstock.server.roles.samples import Sample
 from penstock.server.testing import check_collator
 from penstock.server.testing.compare import as_bytes
+from penstock.wire import frame
 from penstock.wire.errors import BadBatch, InvalidJob
+from penstock.wire.joined import Joined
+from penstock.wire.packed_rows import made
 from penstock.wire.value_types import to_plain
 
 Rows = list[list[Sample]]
@@ -311,6 +314,42 @@ def test_the_identity_is_json_and_tells_parameters(
     }
     assert identity.get("parameters", {}) == json.loads(json.dumps(parameters))
     assert ("source" in identity) == isinstance(collator, FunctionCollator)
+
+
+def sent_bytes(values: dict[str, Any]) -> bytes:
+    layout = frame.BodyLayout(values)
+    out = bytearray(layout.sent_bytes)
+    frame.write_body(layout, memoryview(out))
+    return bytes(out)
+
+
+@pytest.mark.parametrize("collator", [DefaultBatchCollator(), VlmCollator(), VlmCollator("neat")])
+def test_large_values_are_the_same_bytes_joined_as_they_are_written(
+    collator: BatchCollator,
+) -> None:
+    """Of arrays of any memory order and byte order, some of them empty."""
+    rng = np.random.default_rng(5)
+    rows: Rows = []
+    for number in range(4):
+        pixels = rng.integers(0, 256, (200, 300), np.uint8)
+        rows.append([tokens(1, 2, 3, pixel_values=pixels, weights=rng.random((90, 70)))])
+        if number == 1:
+            rows[-1][0]["pixel_values"] = np.asfortranarray(pixels)
+            rows[-1][0]["weights"] = rows[-1][0]["weights"].astype(">f8").astype(float)[::-1]
+        if number == 2 and not isinstance(collator, DefaultBatchCollator):
+            rows[-1][0]["pixel_values"] = pixels[:0]
+
+    sending = collator.collate_to_send(rows, context())
+    whole = collator.collate(rows, context())
+
+    assert any(isinstance(value, Joined) for value in sending.values())
+    assert not any(isinstance(value, Joined) for value in whole.values())
+    assert sent_bytes(made(sending)) == sent_bytes(made(whole))
+    assert [(n, v.shape, v.dtype) for n, v in made(sending).items()] == [
+        (n, v.shape, v.dtype) for n, v in whole.items()
+    ]
+    joined = {name: value for name, value in sending.items() if isinstance(value, Joined)}
+    assert sent_bytes(joined) == sent_bytes({name: whole[name] for name in joined})
 
 
 # --- DefaultBatchCollator ---

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.wire.joined import Joined
 from penstock.wire.v1 import feed_pb2
 from penstock.wire.value_types import NDArray
 
@@ -230,8 +231,8 @@ class Derived:
 
 
 def made(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a batch with everything made that follows from its rows."""
+    """Return the values of a batch with all made that follows from its rows, or is joined."""
     return {
-        name: np.asarray(value) if type(value) is Derived else value
+        name: np.asarray(value) if type(value) in (Derived, Joined) else value
         for name, value in values.items()
     }

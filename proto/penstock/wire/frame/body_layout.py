@@ -16,6 +16,7 @@ import numpy as np
 from penstock.wire import ALIGNMENT
 from penstock.wire.errors import UnsupportedValue
 from penstock.wire.frame.completing import packed_form
+from penstock.wire.joined import Joined
 from penstock.wire.packed_rows import Derived, PackedRows
 from penstock.wire.v1 import feed_pb2
 from penstock.wire.value_types import (
@@ -73,7 +74,8 @@ class BodyLayout:
         found = None
         if type(value) is Derived and self._rows is None:
             self._rows = value.rows
-        if type(value) is np.ndarray or (type(value) is Derived and value.rows is self._rows):
+        kind = type(value)
+        if kind in (np.ndarray, Joined) or (kind is Derived and value.rows is self._rows):
             start = -(-self.nbytes // ALIGNMENT) * ALIGNMENT
             found = _tensor_field(name, host, value.dtype, value.shape, start)
         if found is not None:

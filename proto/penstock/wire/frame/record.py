@@ -6,6 +6,7 @@ The body's checksum, taken as it is written, is in the header.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from penstock.wire.errors import UnsupportedValue
 from penstock.wire.frame.body_layout import BodyLayout
 from penstock.wire.frame.header_counts import accounting_field, add_counts
 from penstock.wire.frame.octets import crc32c, extend_crc32c, octets
+from penstock.wire.joined import Joined
 from penstock.wire.v1 import feed_pb2
 from penstock.wire.value_types import STORAGE, NDArray
 
@@ -46,19 +48,27 @@ def write_body(layout: BodyLayout, out: memoryview | NDArray) -> int:
             gap = bytes(start - end)
             body[end:start] = gap
             crc = extend_crc32c(crc, gap)
-        end = start + data.nbytes
-        if data.nbytes <= _SMALL_BYTES and data.dtype == STORAGE[dtype]:
-            copied = data.tobytes()
-            body[start:end] = copied
-            crc = extend_crc32c(crc, copied)
-        elif data.flags.c_contiguous and data.dtype == STORAGE[dtype]:
-            crc = _copy(octets(body[start:end]), octets(data), crc)
-        else:
-            # One pass makes it contiguous and little-endian.
-            place: NDArray = np.ndarray(data.shape, STORAGE[dtype], body, start)
-            np.copyto(place, data, casting="equiv")
-            crc = crc32c(body[start:end], crc)
+        end = start
+        whole: Any = data
+        for part in whole.arrays if type(whole) is Joined else (data,):
+            crc = _write(part, STORAGE[dtype], body, end, crc)
+            end += part.nbytes
     return crc
+
+
+def _write(data: NDArray, dtype: np.dtype[Any], body: memoryview, start: int, crc: int) -> int:
+    """Write an array at a byte of the body; return the crc32c of all before its end."""
+    end = start + data.nbytes
+    if data.nbytes <= _SMALL_BYTES and data.dtype == dtype:
+        copied = data.tobytes()
+        body[start:end] = copied
+        return extend_crc32c(crc, copied)
+    if data.flags.c_contiguous and data.dtype == dtype:
+        return _copy(octets(body[start:end]), octets(data), crc)
+    # One pass makes it contiguous and little-endian.
+    place: NDArray = np.ndarray(data.shape, dtype, body, start)
+    np.copyto(place, data, casting="equiv")
+    return crc32c(body[start:end], crc)
 
 
 def write_header(

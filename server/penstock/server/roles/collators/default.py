@@ -11,6 +11,8 @@ from penstock.server.roles.collator import BatchCollator
 from penstock.server.roles.collators.sample_arrays import Array, as_array, bad_batch, named
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.samples import Sample
+from penstock.wire.joined import Joined, joined
+from penstock.wire.packed_rows import made
 
 _SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 
@@ -40,10 +42,20 @@ class DefaultBatchCollator(BatchCollator):
         Raises:
             BadBatch: The samples differ in their keys, or under one key in shape or dtype.
         """
+        return made(self._stacked(rows, context))
+
+    def collate_to_send(
+        self, rows: Sequence[Sequence[Sample]], context: CollateContext
+    ) -> dict[str, Any]:
+        """Return what `collate` gives; large arrays are stacked as they are written."""
+        alone = self.keeps(DefaultBatchCollator, "collate")
+        return self._stacked(rows, context) if alone else self.collate(rows, context)
+
+    def _stacked(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
         samples = [sample for row in rows for sample in row]
-        values = stack_samples(samples, context)
+        values = _stack_all(samples, context, ())
         context.count("samples", len(samples))
-        if isinstance(ids := values.get("input_ids"), np.ndarray):
+        if isinstance(ids := values.get("input_ids"), np.ndarray | Joined):
             context.count("tokens", ids.size)
         return values
 
@@ -56,6 +68,12 @@ def stack_samples(
     Raises:
         BadBatch: The samples differ in their keys, or under one key in shape or dtype.
     """
+    return made(_stack_all(samples, context, leave_out))
+
+
+def _stack_all(
+    samples: Sequence[Sample], context: CollateContext, leave_out: Sequence[str]
+) -> dict[str, Any]:
     if not samples:
         return {}
     names = [name for name in samples[0] if name not in leave_out]
@@ -70,7 +88,7 @@ def stack_samples(
     return {name: _stack(name, named(samples, name, context), context) for name in names}
 
 
-def _stack(name: str, values: list[Any], context: CollateContext) -> Array | list[Any]:
+def _stack(name: str, values: list[Any], context: CollateContext) -> Array | Joined | list[Any]:
     kinds = {type(value) for value in values}
     if kinds <= _SCALARS.keys() and (len(kinds) == 1 or kinds == {int, float}):
         dtype = _SCALARS[float if float in kinds else kinds.pop()]
@@ -103,7 +121,7 @@ def _stack(name: str, values: list[Any], context: CollateContext) -> Array | lis
                 f"{number}; make them alike in the processor: a batch's dtype must not depend "
                 "on its samples",
             )
-    return np.stack(arrays)
+    return joined(arrays, stack=True)
 
 
 def _widest(values: list[int]) -> int:

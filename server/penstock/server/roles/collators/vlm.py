@@ -19,6 +19,8 @@ from penstock.server.roles.filling import BatchSizes, Filling, RowWidth
 from penstock.server.roles.parameters import AtLeast, OneOf, declared
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import InvalidJob
+from penstock.wire.joined import Joined, joined
+from penstock.wire.packed_rows import made
 
 PIXELS = ("pixel_values", "pixel_values_videos")
 """Values of which a sample has an entry for each patch or picture."""
@@ -179,7 +181,7 @@ class VlmCollator(BatchCollator):
         for name in APART:
             if any(name in sample for sample in samples):
                 values[name] = [kept(sample.get(name)) for sample in samples]
-        return values
+        return values if to_send else made(values)
 
     def _starts(
         self, rows: Sequence[Sequence[Sample]], width: int, context: CollateContext
@@ -292,7 +294,7 @@ def _norm(samples: Sequence[Sample], context: CollateContext) -> Array | None:
     return found[0] if found else None
 
 
-def _joined(name: str, parts: Sequence[tuple[int, Any]], context: CollateContext) -> Array:
+def _joined(name: str, parts: Sequence[tuple[int, Any]], context: CollateContext) -> Array | Joined:
     arrays: list[Array] = []
     for number, value in parts:
         array = as_array(value)
@@ -314,4 +316,4 @@ def _joined(name: str, parts: Sequence[tuple[int, Any]], context: CollateContext
                 f"{array.dtype} of shape {array.shape} in sample {number}; only the first axis may "
                 "differ",
             )
-    return np.concatenate(arrays)
+    return joined(arrays, stack=False)
