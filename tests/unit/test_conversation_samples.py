@@ -199,6 +199,25 @@ def generated(folder: Path, messages: Any, ids: list[int], each: int) -> list[in
     return [token if flag else -100 for token, flag in zip(ids, mask, strict=True)]
 
 
+@pytest.mark.parametrize("patches", ["uint8", "float32"])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_pictures_are_put_together_again(kind: str, patches: str, home: Path) -> None:
+    """To be looked at: each as it was resized, whatever became of it in patches."""
+    role = ConversationProcessor(home / kind, patches=patches)
+    images = [drawn(120, 60, 1), drawn(60, 150, 2)]
+    turns = talk(random.Random(1), len(images))
+    raw = as_openai(turns, [encoded(image) for image in images])
+
+    sample = processed(role, raw)
+    found = role.pictures(sample)
+
+    assert len(found) == 2
+    family = role._load().family
+    for image, picture in zip(images, found, strict=True):
+        again = family.patches(np.ascontiguousarray(picture))
+        assert np.array_equal(family.patches(np.asarray(image)), again)
+
+
 @pytest.mark.parametrize("kind", CLASSES)
 def test_samples_are_those_of_transformers(kind: str, home: Path) -> None:
     """Ids, labels, grids and pixels, of random conversations in three forms of data."""

@@ -13,7 +13,7 @@ from penstock.server.roles.collators import BUILTIN_COLLATORS
 from penstock.wire.frame import read_header
 
 READ = frozenset(
-    ("input_ids", "labels", "loss_mask", "token_mask", "attention_mask", "pad_token_id")
+    ("input_ids", "labels", "loss_mask", "token_mask", "attention_mask", "pad_token_id", "noted")
 )
 """What collators make other values of."""
 

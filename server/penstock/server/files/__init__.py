@@ -1,1 +1,1 @@
-"""What is known of data files without reading them all: hashes, catalogs, versions."""
+"""How ranges of data files are read, and what is known of files without reading them all."""

@@ -11,13 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Protocol
 
+from penstock.server.media.media_places import MediaPlace
 from penstock.server.media.media_storage import FIRST_BYTES
-
-if TYPE_CHECKING:
-    from penstock.server.media.file_medium import FileMedium
 
 logger = logging.getLogger("penstock")
 
@@ -35,6 +33,41 @@ lies between them comes faster than another reply does."""
 STALE_TAKES = 256
 """What was fetched and not taken while so many others were needed, and four times as many as are
 held, will not be taken: its lane has gone on elsewhere."""
+
+
+class Fetchable(Protocol):
+    """What is fetched: a file, or a part of one.
+
+    Attributes:
+        name: What errors call it.
+        place: Where it is.
+    """
+
+    name: str
+    place: MediaPlace
+
+    @property
+    def key(self) -> Hashable:
+        """Return what tells it from others, and is equal for the same bytes."""
+
+    @property
+    def expected_bytes(self) -> int | None:
+        """Return how many bytes it has; None = nobody knows before they are read."""
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """Return which part of a file it is, `[start, stop)`; None = it ends with its file."""
+
+    def fetch(self, count: int | None, room: int | None = None) -> bytes:
+        """Read its first bytes, or all of them where `count` is None.
+
+        Raises:
+            NeedsRoom: It has more bytes than `room`.
+            Exception: It cannot be read.
+        """
+
+    def fetch_parts(self, media: Sequence[Any]) -> list[bytes]:
+        """Read several parts of its file at once, this among them; raises as `fetch`."""
 
 
 class NeedsRoom(Exception):
@@ -55,7 +88,7 @@ class _Ahead:
 
     __slots__ = ("count", "data", "is_busy", "medium", "room", "takes")
 
-    def __init__(self, medium: FileMedium, count: int | None) -> None:
+    def __init__(self, medium: Fetchable, count: int | None) -> None:
         self.medium, self.count = medium, count
         self.data: bytes | None = None
         self.is_busy, self.room, self.takes = False, 0, 0
@@ -89,7 +122,7 @@ class Fetching:
 
     # --- for those who know what will be needed ---
 
-    def ask(self, media: Iterable[FileMedium], count: int | None = None, *, now: bool) -> None:
+    def ask(self, media: Iterable[Fetchable], count: int | None = None, *, now: bool) -> None:
         """Have media fetched.
 
         Args:
@@ -119,7 +152,7 @@ class Fetching:
 
     # --- for those who need it ---
 
-    def take(self, medium: FileMedium, count: int | None = None) -> bytes | None:
+    def take(self, medium: Fetchable, count: int | None = None) -> bytes | None:
         """Return the bytes of a medium that was asked for, and forget them.
 
         Waits for one that is on its way.
@@ -144,7 +177,7 @@ class Fetching:
                 self._drop(known)
             return known.data
 
-    def look(self, medium: FileMedium) -> bytes | None:
+    def look(self, medium: Fetchable) -> bytes | None:
         """Return the bytes of a medium that is asked for whole, and keep them.
 
         What no thread has begun is fetched here: whoever looks at the head of a medium that is

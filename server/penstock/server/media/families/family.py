@@ -136,6 +136,22 @@ class Family(ABC):
             picture: uint8 (height, width, 3).
         """
 
+    def picture(self, patches: Pixels, grid: Sequence[int] | None) -> Pixels:
+        """Return the picture, as it was resized, that `patches` gave: for who looks at it.
+
+        Args:
+            patches: uint8, of one picture.
+            grid: Its patches in time, rows and columns; None = the family has none.
+        """
+        found: Pixels = patches[0].transpose(1, 2, 0)
+        return found
+
+    def levels(self, values: npt.NDArray[np.float32]) -> Pixels:
+        """Return the unnormalized pixels of what `values` gave, as near as float32 has them."""
+        first, second = self.norm()
+        found: Pixels = np.rint(values * second + first).clip(0, 255).astype(np.uint8)
+        return found
+
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
         """Return the shape of one entry of `pixel_values`; its first axis begins with channels."""

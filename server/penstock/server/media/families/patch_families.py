@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -97,6 +97,16 @@ class QwenVl(Family):
             blocks.transpose(0, 3, 1, 4, 6, 2, 5)[:, :, :, :, :, None]
         )
         return found.reshape(rows * columns, -1)
+
+    def picture(self, patches: Pixels, grid: Sequence[int] | None) -> Pixels:
+        """Return the picture of one time."""
+        assert grid is not None
+        patch, merge = self.settings["patch_size"], self.settings["merge_size"]
+        rows, columns = grid[1] // merge, grid[2] // merge
+        times = self.settings["temporal_patch_size"]
+        blocks = patches.reshape(rows, columns, merge, merge, 3, times, patch, patch)[..., 0, :, :]
+        turned = blocks.transpose(0, 2, 5, 1, 3, 6, 4)
+        return turned.reshape(rows * merge * patch, columns * merge * patch, 3)
 
     def values(self, patches: Pixels) -> npt.NDArray[np.float32]:
         """Return what the family's processor gives; all times of a still picture are alike."""
@@ -207,6 +217,13 @@ class Kimi(Family):
         rows, columns = height // patch, width // patch
         blocks = padded.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 4, 1, 3)
         return np.ascontiguousarray(blocks).reshape(rows * columns, 3, patch, patch)
+
+    def picture(self, patches: Pixels, grid: Sequence[int] | None) -> Pixels:
+        """Return the picture, with its padding."""
+        assert grid is not None
+        patch, (_, rows, columns) = self.settings["patch_size"], grid
+        blocks = patches.reshape(rows, columns, 3, patch, patch).transpose(0, 3, 1, 4, 2)
+        return blocks.reshape(rows * patch, columns * patch, 3)
 
     def shape(self) -> tuple[int, ...]:
         """Return channels, rows and columns of a patch."""

@@ -352,6 +352,24 @@ class ConversationProcessor(MediaProcessor):
             key="batcher.overlong",
         )
 
+    def pictures(self, sample: Sample) -> list[Pixels]:
+        """Return the pictures of a sample as they were resized, of any `patches`.
+
+        Raises:
+            InvalidJob: The folder makes no family (see `setup`).
+        """
+        family, pixels = self._load().family, np.asarray(sample["pixel_values"])
+        grids = sample.get("image_grid_thw")
+        of_each = [1] * len(pixels) if grids is None else np.prod(grids, axis=1).tolist()
+        found, end = [], 0
+        for number, count in enumerate(of_each):
+            start, end = end, end + count
+            part = pixels[start:end]
+            levels = part if part.dtype == np.uint8 else family.levels(part)
+            grid = None if grids is None else np.asarray(grids)[number].tolist()
+            found.append(family.picture(levels, grid))
+        return found
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special ones included.
 
