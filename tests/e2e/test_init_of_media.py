@@ -267,9 +267,14 @@ def test_conversations_without_a_processor_are_batches_of_what_they_are(
     assert "penstockd init --tokenizer FOLDER" in (home / "penstock.yaml").read_text()
 
 
-def test_a_column_of_names_of_nothing_is_text(home: Path) -> None:
-    """A file's name is its name where no such file is there."""
-    rows = [{"source": f"https://a.b/{n}.jpg", "text": f"words {n}"} for n in range(COUNT)]
+@pytest.mark.parametrize(
+    "name",
+    ["https://a.b/{}.jpg", "far/{}.jpg", "a" * 300 + "{}.jpg", "\0{}.png"],
+    ids=["url", "far", "long", "null"],
+)
+def test_a_column_of_names_of_nothing_is_text(name: str, home: Path) -> None:
+    """A file's name is a text where no such file is there, or can be."""
+    rows = [{"source": name.format(n), "text": f"words {n}"} for n in range(COUNT)]
     (home / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
     assert run(["init", "rows.jsonl"]) == 0

@@ -538,6 +538,22 @@ def test_what_a_part_says_besides_is_kept_for_the_template(home: Path, tmp_path:
         ({"type": "image_url", "image_url": {"url": "s3://b/a.jpg", "detail": "high"}}, None),
         ({"type": "image", "path": "a.jpg"}, {"path": "a.jpg"}),
         ("data:image/png;base64,eHg=", {"bytes": b"xx"}),
+        # As `meta` gives them, of a data set with a media_dir.
+        ({"path": "a.jpg", "dir": "one"}, {"path": "a.jpg", "dir": "one"}),
+        ({"url": "a.jpg", "dir": "one"}, {"path": "a.jpg", "dir": "one"}),
+        ({"lmdb": "d::k", "dir": "one"}, {"lmdb": "d::k", "dir": "one"}),
+        (
+            {"type": "image", "image": {"path": "a.jpg", "dir": "one"}},
+            {"path": "a.jpg", "dir": "one"},
+        ),
+        (
+            {"type": "image_url", "image_url": {"url": {"path": "a.jpg", "dir": "one"}}},
+            {"path": "a.jpg", "dir": "one"},
+        ),
+        (
+            {"path": "a.tar", "offset": 512, "length": 9},
+            {"path": "a.tar", "offset": 512, "length": 9},
+        ),
     ],
 )
 def test_references_are_what_the_data_names(given: Any, reference: Any, home: Path) -> None:

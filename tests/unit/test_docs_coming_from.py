@@ -16,10 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import sounds
 from chats import CHATML, write_chat_folder
+from indexes import made
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.line import Line
 from penstock.wire import frame
+from vision import drawn, encoded, write_vision_folder
 
 PAGE = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text()
 FILES: dict[str, str] = dict(
@@ -59,7 +62,46 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 member = tarfile.TarInfo(f"{n:03}.{ending}")
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
+    write_media(folder)
     return folder
+
+
+SHOWN = 24
+
+
+def write_media(folder: Path) -> None:
+    """Write conversations with no, one and two pictures, in every form of the page, and sounds."""
+    write_vision_folder(folder / "vlm", "qwen2_vl")
+    for name in ("photos", "clips", "llava_ov"):
+        (folder / name).mkdir()
+    sharegpt, openai, stored, heard = [], [], [], []
+    for n in range(SHOWN):
+        names = [f"{n}-{place}.png" for place in range(n % 3)]
+        files = [encoded(drawn(60 + 10 * (n % 5), 70 + n, n)) for _ in names]
+        for name, data in zip(names, files, strict=True):
+            (folder / "photos" / name).write_bytes(data)
+        asked, answer = f"What is {n}?", {"from": "gpt", "value": f"It is {n}."}
+        turns = [{"from": "human", "value": "<image>\n" * len(names) + asked}, answer]
+        sharegpt.append({"conversations": turns, "images": names})
+        parts: list[dict[str, Any]] = [
+            {"type": "image_url", "image_url": {"url": name}} for name in names
+        ]
+        parts.append({"type": "text", "text": asked})
+        said = {"role": "assistant", "content": [{"type": "text", "text": answer["value"]}]}
+        openai.append({"messages": [{"role": "user", "content": parts}, said]})
+        image = {"bytes": files[0], "path": names[0]} if files else None
+        stored.append(
+            {"image": image, "conversations": [{"from": "human", "value": asked}, answer]}
+        )
+        clip = sounds.written(sounds.drawn(1 + n % 4, 8000, seed=n), 8000, "wav")
+        (folder / "clips" / f"{n}.wav").write_bytes(clip)
+        heard.append({"audio": f"{n}.wav", "text": f"sound {n}"})
+    (folder / "described.json").write_text(json.dumps(sharegpt))
+    for file, rows in (("pictures.jsonl", openai), ("sounds.jsonl", heard)):
+        (folder / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for number in range(2):
+        part = pa.Table.from_pylist(stored[number::2])
+        pq.write_table(part, folder / "llava_ov" / f"{number}.parquet")
 
 
 class Batch(NamedTuple):
@@ -70,9 +112,9 @@ class Batch(NamedTuple):
     padding: int
 
 
-def batches(folder: Path, name: str, count: int) -> list[Batch]:
+def batches(folder: Path, name: str, count: int, job: str = "train", lane: int = 1) -> list[Batch]:
     """Return a lane's first batches."""
-    line = Line(load(str(folder / name), environ={}).job("train"), 1)
+    line = Line(load(str(folder / name), environ={}).job(job), lane)
     found = []
     for _ in range(count):
         made = line.make(line.advance())
@@ -90,7 +132,7 @@ def test_every_job_file_of_the_page_is_run_here() -> None:
     run = set(re.findall(r'batches\(folder, "(\S+)"', Path(__file__).read_text()))
 
     assert shown == run
-    assert len(shown) == 6
+    assert len(shown) == 10
 
 
 def test_cosmos_sets_keep_their_ratios_and_their_keys(folder: Path) -> None:
@@ -148,6 +190,65 @@ def test_samples_of_webdataset_are_dicts(folder: Path) -> None:
     """Texts and classes are decoded, and belong together."""
     for values, _, _ in batches(folder, "webdataset.yaml", 10):
         assert [int(text.split()[1]) % 3 for text in values["text"]] == list(values["label"])
+
+
+@pytest.mark.parametrize("job", ["train", "streamed"])
+def test_cosmos_pads_conversations_with_their_pictures(job: str, folder: Path) -> None:
+    """A sample a batch; widths are multiples of 16, and a picture without a place is shown."""
+    made = [batch.values for batch in batches(folder, "cosmos-vision.yaml", 9, job)]
+
+    shown = [len(values["image_grid_thw"]) for values in made]
+    assert set(shown) == {0, 1}
+    for values in made:
+        assert len(values["input_ids"]) == 1
+        assert values["input_ids"].shape[1] % 16 == 0
+        assert values["attention_mask"].dtype == np.bool_
+        patches = values["image_grid_thw"].prod(axis=1).sum()
+        assert values["pixel_values"].shape == (patches, 1176)
+        assert 0 < (values["labels"] != -100).sum() < values["attention_mask"].sum() / 2
+
+
+def test_automodel_packs_pictures_in_steps_that_are_balanced(folder: Path) -> None:
+    """Rows of the keys of neat packing; a step's batches come sorted by their media tokens."""
+    file = folder / "automodel-vision.yaml"
+    file.write_text(re.sub(r"(max_tokens|pad_to): 4096", r"\1: 128", file.read_text()))
+    made(load(str(file), environ={}).jobs.unplanned("train"), folder / "pictures.index")
+
+    step = [batches(folder, "automodel-vision.yaml", 1, lane=lane)[0] for lane in range(8)]
+
+    found = [batch.values for batch in step]
+    cost = [values["image_grid_thw"].prod(axis=1).sum() // 4 for values in found]
+    assert len(set(cost)) > 4
+    assert cost == sorted(cost) or cost == sorted(cost, reverse=True)
+    for values in found:
+        assert {"input_ids", "labels", "position_ids", "attention_mask"} <= set(values)
+        assert values["input_ids"].shape == (1, 128)
+        assert values["position_ids"].shape == (3, 1, 128)
+        assert len(values["image_grid_thw"]) >= 1
+        assert 0 < (values["labels"] != -100).sum() < (values["attention_mask"] > 0).sum()
+        assert (values["attention_mask"] > 0).sum() <= 0.9 * 128
+
+
+def test_lmms_packs_of_pictures_become_padded_batches(folder: Path) -> None:
+    """Each sample of a pack is a row of its own, with its pictures."""
+    made = [batch.values for batch in batches(folder, "lmms-vision.yaml", 3)]
+
+    for values in made:
+        assert values["attention_mask"].sum() <= 512
+        assert len(values["input_ids"]) == len(values["n_images_per_sample"]) > 1
+        assert len(values["image_grid_thw"]) == values["n_images_per_sample"].sum()
+    assert any(len(values["image_grid_thw"]) for values in made)
+
+
+def test_lmms_packs_of_sounds_keep_to_both_budgets(folder: Path) -> None:
+    """Tokens of a rule, and seconds; each sound with its text."""
+    made = [batch.values for batch in batches(folder, "lmms-audio.yaml", 4)]
+
+    for values in made:
+        points = [len(sound) for sound in values["sound"]]
+        assert sum(points) <= 20 * 16000 < sum(points) + 4 * 16000
+        assert [len(ids) for ids in values["input_ids"]] == [25 * n // 16000 for n in points]
+        assert len(values["text"]) == len(points) > 1
 
 
 def test_a_key_of_cosmos_is_set_from_the_command_line(folder: Path) -> None:

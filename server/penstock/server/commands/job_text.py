@@ -150,7 +150,7 @@ def _packing(found: Guess) -> list[str]:
     if found.pictures is not None:
         collator = [
             "      type: vlm",
-            "      layout: indexed  # for masks.for_attention of penstock.client; or neat, flash",
+            "      layout: indexed  # for masks.for_attention of penstock.client; or neat",
         ]
         limits = ["      # limits: {images: 8, patches: 32768}  # of a row, beside its tokens"]
     return [

@@ -279,6 +279,6 @@ def find_folder(names: Sequence[str], folders: Sequence[Path], base: Path) -> Pa
     )
     candidates = dict.fromkeys([*near, *(path.parent for path in near), *inside])
     for path in list(candidates)[:_MAX_FOLDERS]:
-        if sum((path / name).is_file() for name in names) * 2 > len(names):
+        if sum(os.path.isfile(path / name) for name in names) * 2 > len(names):
             return path
     return None

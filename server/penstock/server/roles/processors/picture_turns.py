@@ -12,8 +12,11 @@ from penstock.server.roles.processors.chat_template import Message
 from penstock.server.roles.processors.turns import ConversationTurns
 
 _TAG = re.compile("<image>", re.IGNORECASE)
-_HOLDERS = ("image", "image_url", "url", "path", "bytes")
+_HOLDERS = ("image", "image_url", "url", "path", "bytes", "lmdb")
 """Keys of a part, or of an entry of the column of pictures, that hold or name the picture."""
+
+_WITHIN = ("dir", "offset", "length")
+"""Keys beside them that say where the name leads: which directory, which part of the file."""
 
 _OTHER_MEDIA = ("video", "video_url", "audio", "audio_url", "input_audio")
 _ANSWERS = "assistant"
@@ -253,17 +256,23 @@ def _picture(given: Any, more: Mapping[str, Any]) -> Picture:
     """Return a part of what holds or names a picture, and of what else is said of it."""
     found = Picture(more)
     if isinstance(given, Mapping):
-        found.update((name, each) for name, each in given.items() if name not in _HOLDERS)
         held = {name: given[name] for name in _HOLDERS if given.get(name) is not None}
         inner = held.pop("image", None)
         if inner is None:
             inner = held.pop("image_url", None)
-        given = held or None
+        within = {name: given[name] for name in _WITHIN if held and given.get(name) is not None}
+        found.update(
+            (name, each)
+            for name, each in given.items()
+            if name not in _HOLDERS and name not in within
+        )
+        given = {**held, **within} or None
         if inner is not None:
             found.reference = _picture(inner, {}).reference if isinstance(inner, Mapping) else inner
             given = None
-        elif held.get("url") is not None and "bytes" not in held:
-            given = held["url"]
+        elif (url := held.get("url")) is not None and "bytes" not in held:
+            named = within and isinstance(url, str) and not url.startswith("data:")
+            given = {"path": url, **within} if named else url
     elif given is None:
         raise ValueError("a picture of the conversation is null; leave it out of the data")
     if given is not None:
