@@ -270,6 +270,21 @@ def test_bounds_hold_for_sizes_and_pixels_alike() -> None:
         processor.process({"image": JPEG}, context(JPEG))
 
 
+@pytest.mark.parametrize("crop", [{}, {"crop": "centre", "crop_to": 224}])
+def test_a_line_of_pixels_is_not_made_gigabytes(crop: dict[str, Any]) -> None:
+    """By the header, for sizes and for pixels: of 200 bytes, 9 GB would have become."""
+    line = pictures.encoded(Image.new("RGB", (1, 60_000)), "PNG")
+    processor = ImageProcessor(resize="shortest", resize_to=224, **crop)
+
+    for call in (
+        lambda: processor.size({"image": line}, [HeldMedium("a.png", line)]),
+        lambda: processor.process({"image": line}, context(line)),
+    ):
+        with pytest.raises(BadPicture, match="would make 224 x 13440000: leave it out"):
+            call()
+    assert pixels(ImageProcessor(resize="longest", resize_to=224), line).shape == (224, 1, 3)
+
+
 def test_what_decodes_is_in_the_identity() -> None:
     """Also where it is the default: no other version of penstock may choose another one."""
     assert ImageProcessor().identity()["decodes"] == ["jpeg", 2, "pillow"]

@@ -108,6 +108,8 @@ def test_links_are_followed_and_rings_are_not(tmp_path: Path) -> None:
     (root / "linked").symlink_to(tmp_path / "disk")
     (root / "ring").symlink_to(root)
     (root / "gone.jpg").symlink_to(tmp_path / "nowhere")
+    (root / "itself.jpg").symlink_to("itself.jpg")
+    (root / "below.jpg").symlink_to(Path(__file__) / "below.jpg")
     os.mkfifo(root / "pipe.jpg")
 
     listing = listing_of(Counting(), str(root), ENDINGS, {})

@@ -141,6 +141,19 @@ def test_what_an_lmdb_lacks_is_a_bad_item(tmp_path: Path) -> None:
         good.read()
 
 
+@pytest.mark.parametrize("left", [0.5, 0.01])
+def test_an_lmdb_that_was_cut_off_is_a_bad_item(tmp_path: Path, left: float) -> None:
+    """To read a page that is not there would kill the worker, by a signal."""
+    path = tmp_path / "cut.mdb"
+    write_lmdb(path, {f"{n}": bytes(10_000) for n in range(100)}, subdir=False, lock=False)
+    os.truncate(path, int(path.stat().st_size * left) // 4096 * 4096)
+    reader = MediaReader(MediaFiles(str(tmp_path)))
+
+    for medium in reader.media(["lmdb: cut.mdb::1", "lmdb: cut.mdb::99"]):
+        with pytest.raises(BadItem, match=r"cut\.mdb has .* pages of LMDB: it was cut off"):
+            medium.read()
+
+
 def test_bytes_count_where_they_are_there(tmp_path: Path) -> None:
     """As the columns of `datasets` have them, and as arrays, and in a `data:` URL."""
     (tmp_path / "1.jpg").write_bytes(b"from a file")

@@ -310,6 +310,44 @@ def test_a_jpeg_of_a_thousand_scans_is_refused() -> None:
             decode(slow, decoder)
 
 
+@every_decoder
+def test_a_jpeg_that_is_not_progressive_may_not_have_thousands_of_scans_either(
+    decoder: str,
+) -> None:
+    """Each component's scan again and again: a second for 3,000 of them, in 30 KB."""
+    data = JPEGS["jpeg"]
+    at = data.index(b"\xff\xda")
+    scans = b"".join(
+        b"\xff\xda\0\x08\x01" + bytes((part, 0x11 * (part > 1), 0, 63, 0)) + b"\0"
+        for part in (1, 2, 3) * 200
+    )
+
+    with pytest.raises(BadPicture, match="more than 500 scans"):
+        decode(data[:at] + scans + b"\xff\xd9", decoder)
+
+
+def test_a_second_header_of_a_png_takes_no_memory() -> None:
+    """Pillow goes by the last one, and the bounds were checked of the first."""
+    data = DRAWN["png RGB"]
+    second = b"IHDR" + struct.pack(">II", 30_000, 30_000) + data[24:29]
+    other = struct.pack(">I", 13) + second + struct.pack(">I", zlib.crc32(second))
+
+    with pytest.raises(BadPicture, match="30000 x 30000 pixels in another place"):
+        decode(data[:33] + other + data[33:])
+
+
+@pytest.mark.parametrize("side", [40_000, 4_096])
+def test_a_tile_of_a_tiff_is_not_far_larger_than_itself(side: int) -> None:
+    """150 bytes would take 1.5 GB, which libtiff needs for a whole tile."""
+    tags = [(256, 4), (257, 4), (258, 8), (259, 8), (262, 1), (277, 1), (322, side), (323, side)]
+    packed = zlib.compress(bytes(1000))
+    tags += [(324, 14 + 12 * (len(tags) + 2)), (325, len(packed))]
+    directory = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+
+    with pytest.raises(BadPicture, match=f"tiles of {side} x {side} pixels, and 4 x 4 in all"):
+        decode(struct.pack("<4sIH", b"II*\0", 8, len(tags)) + directory + bytes(4) + packed)
+
+
 @pytest.mark.parametrize("count", [pytest.param(n, id=f"{n:,}") for n in (800, 30_000)])
 def test_damage_gives_pixels_or_a_named_error(count: int) -> None:
     """Whatever a decoder raises becomes one; the header is parsed as always."""

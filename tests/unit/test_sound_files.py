@@ -214,6 +214,11 @@ def test_a_wav_may_have_other_chunks_and_tags() -> None:
     assert plain[0, 0] == -500 / 32768
 
 
+def test_thousands_of_empty_tags_are_refused() -> None:
+    """Each is looked at by itself, and a file may hold millions."""
+    assert "100 ID3 tags and more" in refusal(b"ID3\4\0\0\0\0\0\0" * 5_000)
+
+
 def test_a_wav_that_was_written_to_a_pipe_ends_with_its_file() -> None:
     """Its size is not known; a last point of which a part is missing does not count."""
     data = bytearray(riff(chunk(b"fmt ", FORM), chunk(b"data", SOUND)) + b"\1")

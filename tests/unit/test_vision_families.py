@@ -151,6 +151,8 @@ def test_llava_pads_to_a_square_and_others_resize_both_sides() -> None:
 
     sides = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
     padded = Llava({"do_pad": True, **sides}, "LlavaProcessor")
+    with pytest.raises(ValueError, match="would be padded to 60000x60000"):
+        padded.size(60_000, 1)
     both = {"size": {"height": 70, "width": 56}, "do_center_crop": False}
     plain = DefaultFamily({**both, "image_seq_length": 20}, "SomeProcessor")
     for shape in ((90, 31), (31, 90), (40, 40)):

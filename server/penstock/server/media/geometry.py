@@ -21,6 +21,10 @@ CROPS = ("centre", "random", "random_resized")
 MOST_ELONGATED = 200
 """How many times longer than wide a picture may be for `smart_resize`, as in transformers."""
 
+MOST_RESIZED = 1 << 26
+"""Pixels that `shortest` may make of a picture. One that is a pixel wide and 60,000 high would be
+made 3 billion for a shortest side of 224."""
+
 TRIES = 10
 """So often a random part is drawn before the middle is taken, as in torchvision."""
 
@@ -180,9 +184,16 @@ class Geometry:
                 return self.size
             case "shortest" | "longest":
                 side = self.size.height
+                found = Extent(max(1, side * height // width), side)
                 if (height < width) == (self.resize == "shortest"):
-                    return Extent(side, max(1, side * width // height))
-                return Extent(max(1, side * height // width), side)
+                    found = Extent(side, max(1, side * width // height))
+                if found.height * found.width > max(MOST_RESIZED, side * side):
+                    raise BadPicture(
+                        f"{name} has {width} x {height} pixels, of which resize: {self.resize} "
+                        f"would make {found.width} x {found.height}: leave it out of the data, or "
+                        "cut it"
+                    )
+                return found
             case "pad":
                 # The side that fills its own; the other is at most as long as its own.
                 if height * self.size.width >= width * self.size.height:

@@ -17,8 +17,8 @@ EIGHTHS = (1, 2, 3, 4, 5, 6, 8)
 whole (500 x 375, libjpeg-turbo 3.1: 1.01 ms against 0.90)."""
 
 MAX_SCANS = 500
-"""Of one file. Each scan of a progressive JPEG goes over the whole picture, and a few kilobytes may
-hold thousands of them: minutes of decoding. Encoders write about ten."""
+"""Of one file. Each scan of a JPEG may go over the whole picture, and a few kilobytes may hold
+thousands of them: minutes of decoding. Encoders write about ten, and that in progressive ones."""
 
 HARMLESS = ("Invalid SOS parameters for sequential JPEG", "nknown Adobe color transform code")
 """Warnings of libjpeg-turbo about headers that cameras write, after which all pixels are right. One
@@ -43,7 +43,7 @@ def decode_jpeg(
         BadPicture: The data are damaged, end early, or are more than the header says.
         MissingExtra: simplejpeg is not installed.
     """
-    check_scans(data, header, name)
+    check_scans(data, name)
     height, width = scaled_size(header, eighths)
     try:
         return _decoded(data, height, width)
@@ -68,14 +68,14 @@ def scaled_size(header: ImageHeader, eighths: int) -> tuple[int, int]:
     return -(-height * eighths // 8), -(-width * eighths // 8)
 
 
-def check_scans(data: bytes | memoryview, header: ImageHeader, name: str) -> None:
-    """Refuse a progressive JPEG of more than `MAX_SCANS` scans.
+def check_scans(data: bytes | memoryview, name: str) -> None:
+    """Refuse a JPEG of more than `MAX_SCANS` scans, progressive or not: both may repeat them.
 
     Raises:
         BadPicture: It has more.
     """
     # Within data of a scan a byte FF is never followed by anything but 00 and markers.
-    if header.progressive and sum(1 for _ in re.finditer(rb"\xff\xda", data)) > MAX_SCANS:
+    if sum(1 for _ in re.finditer(rb"\xff\xda", data)) > MAX_SCANS:
         raise BadPicture(
             f"{name}: this JPEG has more than {MAX_SCANS} scans, and each goes over the whole "
             "picture: it was made to be slow"

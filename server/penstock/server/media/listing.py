@@ -7,6 +7,7 @@ map the same memory.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -46,6 +47,9 @@ heads and tails: 128 MiB at most are read, whatever the directory holds."""
 
 MAX_DEPTH = 64
 """Folders below each other: links may form a ring."""
+
+_LEADS_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""What is said of a link to nothing, to below a file, to itself; and of what is gone by now."""
 
 _FORMAT = 1
 _LENGTH = struct.Struct("<QQ")
@@ -212,8 +216,10 @@ def _local(
         for entry in entries:
             try:
                 found = entry.stat()
-            except FileNotFoundError:  # a link that leads nowhere, or gone by now
-                continue
+            except OSError as error:
+                if error.errno in _LEADS_NOWHERE:
+                    continue
+                raise
             if entry.is_dir():
                 here = found.st_dev, found.st_ino
                 if here not in above and len(above) < MAX_DEPTH:

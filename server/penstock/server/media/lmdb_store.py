@@ -120,18 +120,40 @@ class LmdbMedium(Medium):
         return trouble(error, self._place, self._listed)
 
 
+def _check_end(opened: Any, file: str, size: int) -> None:
+    """Refuse a file that was cut off: reading a page beyond its end would kill the process.
+
+    Raises:
+        BadItem: It has fewer pages than it says.
+    """
+    pages = opened.info()["last_pgno"] + 1
+    # Pages that were freed again before they were written may be missing at the end of a whole one.
+    unwritten = min(64, pages // 16)
+    if size < (pages - unwritten) * opened.stat()["psize"]:
+        opened.close()
+        raise BadItem(
+            f"{file} has {size:,} bytes, and says that it has {pages:,} pages of "
+            "LMDB: it was cut off; copy it again, whole",
+            reason=f"{file} was cut off",
+            path=file,
+        )
+
+
 def _environment(file: str, found: os.stat_result) -> Any:
     """Return the open database of a file.
 
     Raises:
         MissingExtra: The package lmdb is not installed.
+        BadItem: Its end is missing.
         Exception: Of LMDB: it cannot be opened.
     """
     key = _OpenedBy(os.getpid(), found.st_dev, found.st_ino)
     with _opening:
         if key not in _environments:
             lmdb = require("lmdb", extra="lmdb", who="a medium in an LMDB")
-            _environments[key] = lmdb.open(
+            opened = lmdb.open(
                 file, subdir=False, readonly=True, lock=False, readahead=False, max_readers=1
             )
+            _check_end(opened, file, found.st_size)
+            _environments[key] = opened
         return _environments[key]

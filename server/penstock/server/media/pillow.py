@@ -54,6 +54,10 @@ _NUMBERS = ("I;16", "I;16B", "I;16L", "I;16N")
 
 _PLANES_APART, _PLANAR_TAG = 2, 284
 
+_TILE_TAGS = (322, 323)
+_USUAL_TILE = 1 << 22
+"""Pixels that a tile of a TIFF may have around a small picture: 2,048 x 2,048."""
+
 
 def decode_by_pillow(
     data: bytes | memoryview,
@@ -81,7 +85,7 @@ def decode_by_pillow(
     """
     _check_globals(header, name)
     if header.format == "JPEG":
-        check_scans(data, header, name)
+        check_scans(data, name)
     with warnings.catch_warnings():  # about metadata; what is wrong with pixels is an error
         warnings.simplefilter("ignore")
         try:
@@ -137,6 +141,7 @@ def _check_globals(header: ImageHeader, name: str) -> None:
 def _opened(data: bytes | memoryview, header: ImageHeader, name: str, eighths: int) -> Any:
     """Return an image whose pixels are there, all of them."""
     image = _class(header.format)(io.BytesIO(data))
+    _check_memory(image, header, name)
     if eighths < 8:
         image.draft(None, tuple(max(1, side * eighths // 8) for side in image.size))
     if header.format == "TIFF" and not _covers(image, header):
@@ -156,6 +161,25 @@ def _opened(data: bytes | memoryview, header: ImageHeader, name: str, eighths: i
             "says more than it holds"
         )
     return image
+
+
+def _check_memory(image: Any, header: ImageHeader, name: str) -> None:
+    """Refuse what would take more memory than the header that was checked says.
+
+    A PNG may have a second header, and a TIFF is decoded by whole tiles, however small it is.
+    """
+    if image.width * image.height > header.pixels:
+        raise BadPicture(
+            f"{name}: this {header.format} says {image.width} x {image.height} pixels in another "
+            f"place than its header, which says {header.width} x {header.height}"
+        )
+    if header.format == "TIFF":
+        across, down = (int(image.tag_v2.get(tag, 1)) for tag in _TILE_TAGS)
+        if across * down > max(_USUAL_TILE, 4 * header.pixels):
+            raise BadPicture(
+                f"{name}: this TIFF has tiles of {across} x {down} pixels, and "
+                f"{header.width} x {header.height} in all"
+            )
 
 
 def _ends_in_zeros(image: Any) -> bool:

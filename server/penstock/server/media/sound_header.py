@@ -27,6 +27,9 @@ _ENCODINGS = {
 
 _EXTENSIBLE, _GUID_TAIL = 0xFFFE, bytes.fromhex("000000001000800000aa00389b71")
 _MAX_CHUNKS = 10_000
+_MAX_TAGS = 100
+"""ID3 tags before a sound: an empty one has ten bytes, and millions of them would take minutes."""
+
 _MAX_RATE, _MAX_CHANNELS = 1_000_000, 256
 _UNKNOWN = 0xFFFFFFFF
 """The size of a chunk that was written before its end was known."""
@@ -95,13 +98,16 @@ def read_header(parts: MediumParts) -> SoundHeader:
 def _after_id3(parts: MediumParts) -> int:
     """Return where tags at the beginning end; players put them before any format."""
     start = 0
-    while (head := parts.at(start, start + 10))[:3] == b"ID3" and len(head) == 10:
+    for _ in range(_MAX_TAGS):
+        head = parts.at(start, start + 10)
+        if head[:3] != b"ID3" or len(head) < 10:
+            return start
         sizes = head[6:10]
         if max(sizes) > 0x7F:
             raise BadSound("its ID3 tag has a size that cannot be")
         size = sizes[0] << 21 | sizes[1] << 14 | sizes[2] << 7 | sizes[3]
         start += 10 + size + (10 if head[5] & 0x10 else 0)
-    return start
+    raise BadSound(f"it has {_MAX_TAGS} ID3 tags and more before any sound")
 
 
 # --- wav ---

@@ -70,8 +70,13 @@ class FixedFamily(Family):
 
     def size(self, width: int, height: int) -> PictureSize:
         """Return what every picture becomes."""
+        square = max(width, height)
+        if self.settings["do_pad"] and square**2 > max(MOST_RESIZED, 4 * width * height):
+            raise ValueError(
+                f"a picture of {width}x{height} pixels would be padded to {square}x{square}: leave "
+                "it out of the data, or cut it"
+            )
         if self.settings["do_resize"]:
-            square = max(width, height)
             sides = (square, square) if self.settings["do_pad"] else (height, width)
             tall, wide = self._resized_to(*sides)
             if tall * wide > MOST_RESIZED:
