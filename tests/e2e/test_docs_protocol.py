@@ -196,6 +196,6 @@ def test_the_client_in_one_page_reads_what_local_computes(tmp_path: Path, job: s
     batches = [truth.batch(position) for position in range(8)]
     expected = [
         f"{position} {batch_digest(feed_pb2.BatchHeader.FromString(header), body)}"
-        for position, (header, body) in enumerate(batches)
+        for position, (header, body, _) in enumerate(batches)
     ]
     assert sorted(done.stdout.splitlines()) == expected, done.stderr

@@ -20,8 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import soundfile
 
 import pictures
+import sounds
 from chats import CHATML, write_chat_folder
 from harness import ENVIRONMENT, serving, write_job_file
 from penstock.client import Loader
@@ -31,6 +33,7 @@ from penstock.server.process.environment import THREAD_VARIABLES
 from penstock.wire import LENT_BYTES
 from penstock.wire.describe import batch_record
 from penstock.wire.transports import Transport
+from vision import write_vision_folder
 
 COUNT = 6
 """Positions of each job that are compared: one step."""
@@ -268,6 +271,26 @@ JOBS |= {
             **{"transform": "./roles.py:turned"},
         },
     },
+    "folder": {
+        "source": {"type": "folder", "path": "pictures"},
+        "processor": {"type": "image", "crop": "random", "crop_to": 40},
+        "batch_size": 3,
+        "collator": "lists",
+    },
+    "sounds": {
+        "source": {"type": "items", "items": [{"sound": f"{n}.wav"} for n in range(5)]},
+        "media": {"dir": "sounds"},
+        "processor": {"type": "sound", "sample_rate": 8000},
+        "batch_size": 2,
+        "collator": "lists",
+    },
+    "pictured": {
+        "source": {"type": "jsonl", "files": "pictured.jsonl"},
+        "media": {"dir": "pictures"},
+        "processor": {"type": "conversation", "tokenizer": "model", "fake_image": True},
+        "batcher": {"type": "next_fit", "max_tokens": 128, "limits": {"images": 3}},
+        "collator": {"type": "vlm", "layout": "indexed"},
+    },
     "parts": {
         "sources": {"texts": TEXTS, "lines": {"type": "jsonl", "files": "texts.jsonl"}},
         "distributor": {"type": "rank_partitioned", "parts": {"texts": 3, "lines": 1}},
@@ -324,6 +347,22 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(9):
         picture = pictures.photograph(90 + 10 * number, 70)
         (folder / "pictures" / f"{number}.jpg").write_bytes(pictures.encoded(picture, "JPEG"))
+    (folder / "sounds").mkdir()
+    for number in range(5):
+        points = sounds.drawn(0.1 + 0.02 * number, 16000, seed=number)
+        soundfile.write(folder / "sounds" / f"{number}.wav", points, 16000)
+    write_vision_folder(folder / "model", "qwen2_vl")
+    pictured = [
+        {
+            "conversations": [
+                {"from": "human", "value": "<image>" * (n % 3) + "What?"},
+                {"from": "gpt", "value": f"It is {n}."},
+            ],
+            "images": [f"{(n + place) % 9}.jpg" for place in range(n % 3)],
+        }
+        for n in range(12)
+    ]
+    (folder / "pictured.jsonl").write_text("\n".join(map(json.dumps, pictured)))
     tokenizer = Tokenizer(models.WordLevel({chr(c): c for c in range(128)}, unk_token=" "))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -91,7 +91,7 @@ def test_every_way_gives_what_is_computed(tmp_path: Path, runtime: Path, job: st
     truth = Truth(load(str(file)).jobs[job])
     expected = []
     for position in range(COUNT):
-        encoded, body = truth.batch(position)
+        encoded, body, _ = truth.batch(position)
         expected.append(batch_record(read_header(encoded), body, position))
 
     for beside in (f"local:{file}", f"spawn:{file}?workers=1"):
@@ -143,6 +143,6 @@ def test_bounds_count_what_a_batch_takes_here(tmp_path: Path) -> None:
                 assert loader.stats()["buffer_bytes"] <= limit + largest
         request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job="plain")
         assert node.feed.Describe(request).max_body_bytes >= largest
-    encoded, body = Truth(load(str(tmp_path / "jobs.yaml")).jobs["plain"]).batch(0)
+    encoded, body = Truth(load(str(tmp_path / "jobs.yaml")).jobs["plain"]).batch(0)[:2]
     assert len(body) * 6.9 < read_header(encoded).body_bytes
     assert decode_values(read_header(encoded), body)["labels"].dtype == np.int64

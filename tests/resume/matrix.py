@@ -275,8 +275,8 @@ def why_not(roles: Roles) -> str | None:
         return "map draws items by number, and a stream has none"
     if kind in IDS and processor in ("tokenize", *FILES, *CHATS):
         return "items are token ids already, without a text, a file or a conversation"
-    if processor == "conversation" and roles.get("batcher") == "concat":
-        return "concat cuts documents, and a conversation with pictures is not cut"
+    if processor in ("conversation", *FILES) and roles.get("batcher") == "concat":
+        return "concat cuts documents, and pictures and sounds are not cut"
     if processor == "sound" and collator == "vlm":
         return "vlm stacks what is neither tokens nor pictures, and sounds differ in length"
     if (

@@ -9,9 +9,15 @@ from typing import Annotated, ClassVar
 
 from penstock.server.core.refs import Row, Rows, SampleRef
 from penstock.server.roles.batcher import BatcherFacts
-from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, piece, sample_key
+from penstock.server.roles.batchers.packer import (
+    PackingBatcher,
+    cut_batches,
+    piece,
+    sample_key,
+)
 from penstock.server.roles.parameters import AtLeast, TrueOrFalse, declared
-from penstock.server.roles.samples import Sample
+from penstock.server.roles.samples import TOKENS, Sample
+from penstock.wire.errors import InvalidJob
 
 
 @declared
@@ -39,7 +45,7 @@ class ConcatPackingBatcher(PackingBatcher):
         length_key: The value of a sample whose length is its size.
 
     Raises:
-        InvalidJob: A number is too small.
+        InvalidJob: A number is too small; or samples count more than tokens, such as pictures.
     """
 
     type_name: ClassVar[str] = "concat"
@@ -50,6 +56,20 @@ class ConcatPackingBatcher(PackingBatcher):
     max_tokens: Annotated[int, AtLeast(1, "the tokens of a row")]
     rows: Annotated[int, AtLeast(1, "the rows of a batch")] = 1
     drop_last: Annotated[bool, TrueOrFalse()] = False
+
+    def take_measures(self, measures: Sequence[str]) -> None:
+        """Take the names of what samples count: nothing but tokens, since it cuts samples.
+
+        Raises:
+            InvalidJob: They count something that is not cut.
+        """
+        super().take_measures(measures)
+        if others := [name for name in measures if name != TOKENS]:
+            raise InvalidJob(
+                f"concat cuts samples where a row ends, and these count {', '.join(others)}, which "
+                "is not cut: use best_fit or next_fit",
+                key="batcher",
+            )
 
     def __post_init__(self) -> None:
         super().__post_init__()
