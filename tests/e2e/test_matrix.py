@@ -278,7 +278,7 @@ JOBS |= {
         "collator": "lists",
     },
     "sounds": {
-        "source": {"type": "items", "items": [{"sound": f"{n}.wav"} for n in range(5)]},
+        "source": {"type": "items", "items": [{"audio": f"{n}.wav"} for n in range(5)]},
         "media": {"dir": "sounds"},
         "processor": {"type": "sound", "sample_rate": 8000},
         "batch_size": 2,
