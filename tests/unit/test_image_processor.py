@@ -285,6 +285,22 @@ def test_a_line_of_pixels_is_not_made_gigabytes(crop: dict[str, Any]) -> None:
     assert pixels(ImageProcessor(resize="longest", resize_to=224), line).shape == (224, 1, 3)
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [(1, 1), (1, 7), (7, 1)])
+def test_a_side_of_one_pixel_is_turned_and_mirrored_as_any(
+    size: tuple[int, int], orientation: int
+) -> None:
+    """For torch as well, which refuses strides that numpy leaves negative there."""
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    data = pictures.encoded(Image.new("RGB", size, (200, 90, 10)), "PNG", exif=exif)
+
+    for flip in (0.0, 1.0):
+        processor = ImageProcessor(kernel="torch", resize="exact", resize_to=8, flip=flip)
+        assert (pixels(processor, data) == (200, 90, 10)).all()
+        assert min(pixels(ImageProcessor(flip=flip), data).strides) > 0
+
+
 def test_what_decodes_is_in_the_identity() -> None:
     """Also where it is the default: no other version of penstock may choose another one."""
     assert ImageProcessor().identity()["decodes"] == ["jpeg", 2, "pillow"]

@@ -179,11 +179,11 @@ class HttpRanges(StoreRanges):
         url = self.fs.encode_url(path)
         async with session.get(url, headers=headers, **options) as reply:
             reply.raise_for_status()
-            data: bytes = await reply.read()
-            length = int(reply.headers.get("Content-Length", len(data)))
+            # With 200 it takes no notice of Range, and gives all.
+            before = start if reply.status == 200 else 0
+            data, given = await _within(reply, before, before + stop - start)
+            length = int(reply.headers.get("Content-Length", given))
             total = _total(reply.headers.get("Content-Range"), length)
-            if reply.status == 200:  # it takes no notice of Range, and gives all
-                data = data[start:stop]
             told = {name: reply.headers.get(name) for name in ("ETag", "Last-Modified")}
             return data, remote_stamp({**told, "size": total})
 
@@ -200,6 +200,22 @@ def _refusal(path: str, error: FileNotFoundError) -> Exception:
             "hold what it asks for"
         )
     return OSError(f"no answer: {cause}")
+
+
+async def _within(reply: Any, start: int, stop: int) -> tuple[bytes, int]:
+    """Return bytes `[start, stop)` of what a reply gives, and how many it has given in all.
+
+    No more is kept, and where the length is known otherwise the rest is not waited for.
+    """
+    kept, given = bytearray(), 0
+    is_told = reply.status == 206 or "Content-Length" in reply.headers
+    async for piece in reply.content.iter_any():
+        kept += piece[max(0, start - given) : max(0, stop - given)]
+        given += len(piece)
+        if is_told and given > stop:
+            reply.close()
+            break
+    return bytes(kept), given
 
 
 def _total(content_range: str | None, length: int) -> int:

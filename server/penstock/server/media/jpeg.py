@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Any
 
@@ -75,7 +74,7 @@ def check_scans(data: bytes | memoryview, name: str) -> None:
         BadPicture: It has more.
     """
     # Within data of a scan a byte FF is never followed by anything but 00 and markers.
-    if sum(1 for _ in re.finditer(rb"\xff\xda", data)) > MAX_SCANS:
+    if bytes(data).count(b"\xff\xda") > MAX_SCANS:
         raise BadPicture(
             f"{name}: this JPEG has more than {MAX_SCANS} scans, and each goes over the whole "
             "picture: it was made to be slow"

@@ -105,7 +105,18 @@ class Decoding:
             )
         if header.orientation > 1 and header.format != "TIFF":
             found = _upright(found, header.orientation)
-        return np.ascontiguousarray(found)
+        return in_order(found)
+
+
+def in_order(pixels: np.ndarray) -> np.ndarray:
+    """Return pixels that lie one after another, whatever was mirrored or swapped.
+
+    Of a side of one pixel numpy keeps a negative stride and calls the array contiguous; torch
+    refuses such.
+    """
+    if min(pixels.strides) < 0:
+        return pixels.copy()
+    return np.ascontiguousarray(pixels)
 
 
 def _eighths(header: ImageHeader, least: tuple[int, int], choices: tuple[int, ...]) -> int:

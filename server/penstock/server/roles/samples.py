@@ -54,7 +54,11 @@ def wrong_counts(counts: Sequence[Any], measures: Sequence[str]) -> str | None:
         counts: What it gave.
         measures: What is to be counted, in order.
     """
-    if len(counts) != len(measures):
+    try:
+        given = len(counts)
+    except TypeError:  # None, a number, an array without an axis
+        given = -1
+    if given != len(measures):
         what = f"its measures are {', '.join(measures)}" if measures else "it has no measures"
         return f"{what}, so give {len(measures)} counts, as SampleSizes(size, counts)"
     for name, count in zip(measures, counts, strict=True):

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.server.media.geometry import CROPS, NONE, RESIZES, Extent, Geometry, Layout
 from penstock.server.media.image_header import ImageHeader, parse_header, read_header
 from penstock.server.media.medium import Medium
-from penstock.server.media.picture import DECODERS, MAX_BYTES, MAX_PIXELS, Decoding
+from penstock.server.media.picture import DECODERS, MAX_BYTES, MAX_PIXELS, Decoding, in_order
 from penstock.server.media.resize import FILTERS, KERNELS, load_kernel, resize
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.parameters import AtLeast, OneOf, declared
@@ -356,7 +356,7 @@ class ImageProcessor(MediaProcessor):
             top, left = (layout.canvas.height - height) // 2, (layout.canvas.width - width) // 2
             canvas[top : top + height, left : left + width] = pixels
             pixels = canvas
-        return np.ascontiguousarray(pixels)
+        return in_order(pixels)
 
     def _in_order(self, pixels: np.ndarray) -> np.ndarray:
         """Return pixels in the job's layout; what a transform made otherwise stays as it is."""
