@@ -323,7 +323,8 @@ def test_a_bad_sound_is_said_without_frames() -> None:
         process(SoundProcessor(max_seconds=1), item())
 
     ours = caught.value.__traceback__
-    assert ours is not None and ours.tb_next is not None
+    assert ours is not None
+    assert ours.tb_next is not None
     error = caught.value.with_traceback(ours.tb_next.tb_next)  # as if penstock had called it
     assert user_traceback(error).startswith("penstock.server.media.bad_sound.BadSound: clip")
     assert user_line(error) == ""
