@@ -14,7 +14,7 @@ import torch
 import yaml
 from PIL import Image
 
-from harness import serving, write_job_file
+from harness import call_command, serving, write_job_file
 from penstock.client import Loader, media
 from penstock.wire.errors import PenstockError
 from vision import drawn, encoded, whole_processor, write_vision_folder
@@ -156,3 +156,18 @@ def test_packs_are_planned_from_headers_within_limits(tmp_path: Path) -> None:
         assert pack["patches"].sum() <= 260 or len(pack["patches"]) == 1
     assert any(pack["images"].sum() == 3 for pack in packs)
     assert len(packs) < COUNT
+
+
+def test_check_says_once_how_many_images_there_are(tmp_path: Path) -> None:
+    """They are a measure of samples and a count of the batch: two names for one number."""
+    write_data(tmp_path)
+    file = write_jobs(tmp_path)
+    job = yaml.safe_load(file.read_text())["jobs"]["chats"]
+    del job["batch_size"]
+    job["batcher"] = {"type": "next_fit", "max_tokens": 256, "overlong": "drop"}
+    job["collator"] = {"type": "vlm", "layout": "indexed", "pad_to": 256}
+    write_job_file(file, {"chats": job})
+    done = call_command("penstockd", "check", str(file), "--batches=9")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("  images in ") == 1, done.stdout

@@ -16,6 +16,7 @@ from penstock.server.media.medium import HeldMedium
 from penstock.server.media.resample import resample
 from penstock.server.roles import ProcessContext, SoundProcessor
 from penstock.server.usercode import libraries
+from penstock.server.usercode.frames import user_line, user_traceback
 from penstock.wire.errors import InvalidJob, MissingExtra
 from sounds import FORMATS, decoded, drawn, written
 
@@ -314,3 +315,16 @@ def test_the_decoders_versions_are_recorded() -> None:
 
     assert found["soundfile"]
     assert found["libsndfile of soundfile"].startswith("1.")
+
+
+def test_a_bad_sound_is_said_without_frames() -> None:
+    """No code of the user is above it, so the sentence is all there is."""
+    with pytest.raises(BadSound) as caught:
+        process(SoundProcessor(max_seconds=1), item())
+
+    ours = caught.value.__traceback__
+    assert ours is not None
+    assert ours.tb_next is not None
+    error = caught.value.with_traceback(ours.tb_next.tb_next)  # as if penstock had called it
+    assert user_traceback(error).startswith("penstock.server.media.bad_sound.BadSound: clip")
+    assert user_line(error) == ""

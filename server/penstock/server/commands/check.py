@@ -212,6 +212,8 @@ def _rows(measured: JobMeasures, verbose: bool) -> Iterator[tuple[str, str]]:
         each = f", {value / measured.batches_run:,.1f} each"
         yield f"{name} in {counted(measured.batches_run, 'batch')}", f"{value:,}{each}"
     for name, value in measured.counts.items():
+        if measured.measures.get(name) == value:
+            continue  # the line above says it already
         yield f"{name} in {counted(measured.batches_run, 'batch')}", f"{value:,}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sysconfig
 import traceback
@@ -17,6 +18,9 @@ into its message, and every text is copied to the server process, its output and
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,16}\b")
 
 _OWN = (str(Path(__file__).resolve().parent.parent), "<frozen importlib")
+_PASSED_ON = (*_OWN, contextlib.__file__)
+"""Where an error only comes by: a `with` of penstock has a frame of contextlib between its own."""
+
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
@@ -31,7 +35,7 @@ def user_traceback(error: BaseException) -> str:
     there is.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    while frames and frames[0].filename.startswith(_OWN):
+    while frames and frames[0].filename.startswith(_PASSED_ON):
         del frames[0]
     whose = "in libraries" if all(map(_is_library, frames)) else "of your code"
     head = [f"Traceback {whose} (most recent call last):\n"] if frames else []
@@ -72,7 +76,7 @@ def user_line(error: BaseException) -> str:
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_OWN)
+        if not frame.filename.startswith(_PASSED_ON)
     ]
     own = [frame for frame in own if not _is_library(frame)] or own
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
