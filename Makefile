@@ -154,7 +154,7 @@ $(NEWEST)/.installed: pyproject.toml constraints.txt
 	@echo "installing penstock and what its tests need into $(NEWEST), for $(NEWEST_PYTHON) ..."
 	@$(NEWEST_PYTHON) -m venv --clear $(NEWEST)
 	@$(NEWEST)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt \
-		-e '.[server,tokenizers]' $(NEWEST_NEEDS)
+		-e '.[server,tokenizers,images]' $(NEWEST_NEEDS)
 	@$(NEWEST)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt \
 		--no-deps $(NEWEST_CUPY)
 	@touch $@

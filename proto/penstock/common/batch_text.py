@@ -23,6 +23,10 @@ SHOWN_IDS, SHOWN_VALUES, SHOWN_CHARACTERS = 12, 8, 240
 """How many ids of a document, elements of an array and characters of another value are shown."""
 
 
+REPEATS = 32
+"""So many equal tokens in a row are said once."""
+
+
 class DocumentText(NamedTuple):
     """A document of a batch.
 
@@ -122,9 +126,27 @@ def batch_text(values: Mapping[str, Any], decode: Decode | None) -> str:
 def ids_text(ids: NDArray, decode: Decode | None) -> str:
     """Return a document as text, or its first ids if nothing decodes them."""
     if decode is not None:
-        return plain_lines(decode(ids.tolist()))  # text from the web may hold escapes, too
+        said = repeats_said(ids.tolist(), decode, REPEATS)
+        return plain_lines(said)  # text from the web may hold escapes, too
     shown = " ".join(map(str, ids[:SHOWN_IDS].tolist()))
     return shown + (" ..." if len(ids) > SHOWN_IDS else "")
+
+
+def repeats_said(ids: Sequence[int], decode: Decode, least: int) -> str:
+    """Return what ids say; a token that comes so often in a row is said once, with how often.
+
+    Those that hold the place of a picture are hundreds.
+    """
+    said: list[str] = []
+    waiting: list[int] = []
+    for token, group in itertools.groupby(ids):
+        count = len(list(group))
+        if count < least:
+            waiting += [token] * count
+            continue
+        said += [decode(waiting) if waiting else "", f"[{decode([token]).strip()} x {count:,}] "]
+        waiting = []
+    return "".join([*said, decode(waiting) if waiting else ""])
 
 
 def summary(value: Any) -> str:

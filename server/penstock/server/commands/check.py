@@ -122,6 +122,7 @@ def _draw(job: Job, batches: int, file: Path) -> None:
         for computed in computed_batches(job, range(batches), 1, share=None):
             sheet.add(computed, 1)
     sheet.write(file)
+    say(f"penstockd: wrote {file}", error=True)
 
 
 def _naming(name: str, error: PenstockError) -> PenstockError:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.common.batch_text import Decode, headline
+from penstock.common.batch_text import Decode, headline, repeats_said
 from penstock.server.commands.sheet import counted
 from penstock.server.commands.token_text import decoder
 from penstock.server.core.refs import ItemRef
@@ -260,28 +260,12 @@ def runs_of(sample: Mapping[str, Any], decode: Decode | None) -> Iterator[TextRu
     for start, stop in itertools.pairwise(seams):
         if stop > start:
             color = (INK, LEARNED, HIDDEN)[int(states[start])]
-            yield TextRun(_text(ids[start:stop].tolist(), decode), color)
+            yield TextRun(repeats_said(ids[start:stop].tolist(), decode or _numbers, ALIKE), color)
 
 
 def _is_short(value: Any) -> bool:
     return np.ndim(value) == 0 and isinstance(value, SCALARS) and len(str(value)) <= 80
 
 
-def _text(ids: Sequence[int], decode: Decode | None) -> str:
-    """Return what ids say; a token that comes many times in a row once, with how often."""
-    said: list[str] = []
-    waiting: list[int] = []
-    for token, group in itertools.groupby(ids):
-        count = len(list(group))
-        if count < ALIKE:
-            waiting += [token] * count
-            continue
-        said += [_said(waiting, decode), f"[{_said([token], decode).strip()} x {count:,}] "]
-        waiting = []
-    return "".join([*said, _said(waiting, decode)])
-
-
-def _said(ids: Sequence[int], decode: Decode | None) -> str:
-    if not ids:
-        return ""
-    return decode(ids) if decode is not None else "".join(f"{one} " for one in ids)
+def _numbers(ids: Sequence[int]) -> str:
+    return "".join(f"{one} " for one in ids)

@@ -14,9 +14,13 @@ from penstock.server.jobs.guess_columns import IDS
 def render(found: Guess, name: str) -> str:
     """Return the job file's text."""
     store = f"sqlite:///{Path(name).stem}.db"
+    has_pictures = found.pictures is not None or (
+        found.media is not None and found.media.kind == "image"
+    )
+    look = "--pictures batch.png" if has_pictures else "--text"
     lines = [
         f"# A penstock job file. Check it:  penstockd check {name}",
-        f"# Look at a batch:                penstockd show {name} main --position 0 --text",
+        f"# Look at a batch:                penstockd show {name} main --position 0 {look}",
         f"# Serve it:                       penstockd serve {name}",
         "# Paths are relative to this file. docs/reference.md explains every key; for editors:",
         "#   penstockd schema > penstock.schema.json",

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from penstock.common.batch_text import documents, ids_text, summary
+from penstock.common.batch_text import ids_text, summary
+from penstock.common.documents import token_table
 from penstock.server.commands import purity
 from penstock.server.commands.block_reading import WindowRead, read_window
 from penstock.server.commands.lane_warnings import warnings_of_lanes
@@ -442,9 +443,9 @@ def _sample_text(job: Job, refs: Sequence[ItemRef], outcomes: Sequence[Outcome])
         if isinstance(outcome, Filtered | Quarantined):
             continue
         sample = outcome[0]
-        found = documents(sample)
-        if found and (decode := decoder(job.roles_of(ref.source))) is not None:
-            return ids_text(found[0].ids, decode)
+        table = token_table(sample)
+        if table is not None and (decode := decoder(job.roles_of(ref.source))) is not None:
+            return ids_text(table[0], decode)
         return "\n".join(f"{name}: {summary(value)}" for name, value in sample.items())
     return ""
 

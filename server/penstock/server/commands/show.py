@@ -124,6 +124,7 @@ def show(
             say(_readable(built, computed, size, as_text))
     if sheet is not None and pictures is not None:
         sheet.write(pictures)
+        say(f"penstockd: wrote {pictures}", error=True)
     warning = version_warning(config.server.store, config.base, built)
     for sentence in [*built.remarks(), *([warning] if warning else [])]:
         say(f"penstockd: {sentence}", error=True)
