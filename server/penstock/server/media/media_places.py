@@ -79,7 +79,7 @@ class MediaPlaces:
             directory: What it is relative to; None = to nothing.
 
         Raises:
-            ValueError: The job does not allow that an item names it, or it is no name.
+            ValueError: The job does not allow items to name it, or it is not a valid name.
         """
         full = _full(name, None if directory is None else plain_root(directory))
         for root in self._roots:

@@ -17,7 +17,7 @@ LMDB = "lmdb:"
 """What a text begins with that names a key of an LMDB."""
 
 MAX_NAME = 4096
-"""Characters of a name: longer ones are no path, but bytes that somebody took for text."""
+"""The most characters of a name: a longer text is data, not a path."""
 
 
 class FileReference(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -64,9 +65,9 @@ class FixedFamily(Family):
         self._patches = (self._height // patch) * (self._width // patch) if patch else 1
         self._tokens = self._count()
 
+    @abstractmethod
     def _count(self) -> int:
         """Return the tokens of every picture."""
-        raise NotImplementedError
 
     def size(self, width: int, height: int) -> PictureSize:
         """Return what every picture becomes."""

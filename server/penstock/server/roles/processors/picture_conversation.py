@@ -143,9 +143,9 @@ class ConversationProcessor(MediaProcessor):
             56x56 pixels, and the batch counts it under `fake_images`.
         answer_images: What `<image>` is in an assistant's text: `text`, or a picture's place with
             `place`. Its tokens are not learned.
-        surplus_placeholders: What becomes of a place for which there is no picture. `error`: it is
+        surplus_placeholders: What happens to a placeholder without a picture. `error`: the item is
             a bad item. `skip`: it is left out, and counted.
-        unplaced_images: What becomes of a picture for which there is no place. `error`: it is a bad
+        unplaced_images: What happens to a picture without a placeholder. `error`: the item is a bad
             item. `first_turn`: it is shown at the start of the first user turn. `drop`: it is left
             out. The batch counts both under `unplaced_images`.
         unanswered: What becomes of an item without a conversation, or without an answer. `drop`: it
