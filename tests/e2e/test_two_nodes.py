@@ -16,7 +16,7 @@ from penstock.client import Loader
 from penstock.client.bodies.buffers import BufferPool
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
-from penstock.client.reading.dealing import deal
+from penstock.client.nodes.dealing import deal
 from penstock.client.reading.feed import Feed, WantedPositions
 from penstock.client.reading.route import FeedNode
 from penstock.client.reading.route_set import Prefetch

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from penstock.client.reading.dealing import deal
+from penstock.client.nodes.dealing import deal
 from penstock.wire.errors import InvalidRequest
 
 
