@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 
 from fault.store_writer import JOB
 from harness import ENVIRONMENT
+from penstock.common.readable import readable
 from penstock.server.store import SqliteStore
 from penstock.server.store.records import BeginRequest, SnapshotRecord
 from penstock.wire.errors import StoreLocked
@@ -39,8 +39,7 @@ class Writer:
     def listen(self, lines: int, timeout_s: float) -> None:
         """Read until so many lines have come, or the time is over."""
         while self.text.count(b"\n") < lines:
-            ready, _, _ = select.select([self.out], [], [], timeout_s)
-            if not ready:
+            if not readable([self.out], timeout_s):
                 return
             data = self.out.read(65536)
             assert data, f"the writer ended by itself: {self.process.wait()}"

@@ -105,6 +105,11 @@ class InlineWorker(WorkerProcess):
         self._hear_all()
         return True
 
+    def _gone(self) -> None:
+        if not self.dead:
+            super()._gone()
+            self.side.link.arenas.close()
+
     def die(
         self,
         *,

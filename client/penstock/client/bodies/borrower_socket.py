@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import socket
 from array import array
 from collections import deque
 
+from penstock.common.readable import readable
 from penstock.wire import memory_socket as memory
 from penstock.wire.errors import BadFrame, PenstockError, Unreachable
 
@@ -83,9 +83,7 @@ class BorrowerSocket:
         """
         received = array("i")
         try:
-            coming = select.poll()
-            coming.register(self._sock, select.POLLIN)
-            if not coming.poll(within_s * 1000):
+            if not readable([self._sock], within_s):
                 raise Unreachable(f"no answer on the node's memory socket for {within_s:g} s")
             # Without CLOEXEC programs that this process starts would have the node's memory, too.
             packet, ancillary, flags, _ = self._sock.recvmsg(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.client.demo.corpus import named_error
+from penstock.common.readable import readable
 from penstock.wire.errors import MissingExtra, PenstockError
 
 SILENCE_S = 60.0
@@ -83,7 +83,7 @@ class DemoProcess:
         assert self.process.stdout is not None
         pipe, until = self.process.stdout.fileno(), time.monotonic() + SILENCE_S
         while b"\n" not in self._rest:
-            if not select.select([pipe], [], [], LOOK_S)[0]:
+            if not readable([pipe], LOOK_S):
                 while_waiting()
                 if time.monotonic() > until:
                     raise self.failed(f"has said nothing for {SILENCE_S:.0f} s")

@@ -7,10 +7,10 @@ Packing is Python as much as array code, so threads would wait for each other. S
 from __future__ import annotations
 
 import json
-import select
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
+from penstock.common.readable import readable
 from penstock.common.resources import usable_cpus
 from penstock.server.commands.progress import Say, silent
 from penstock.server.job.job import Job
@@ -84,7 +84,7 @@ def _gathered(started: Sequence[_PlanProcess], tell: Any) -> WindowFigures:
     found: WindowFigures | None = None
     waiting = {process.child.socket.fileno(): process for process in started}
     while waiting:
-        for fd in select.select(list(waiting), [], [])[0]:
+        for fd in readable(list(waiting)):
             answer = waiting[fd].hear()
             if answer is None:
                 tell((0, 0))

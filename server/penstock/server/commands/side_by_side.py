@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
 import socket
 import tempfile
 import time
@@ -18,6 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.common.readable import readable
 from penstock.server.commands.meter import Meter, lanes_beside, pass_start, to_their_ends
 from penstock.server.commands.progress import Say, silent
 from penstock.server.job.job import Job
@@ -161,7 +161,7 @@ def _hear(processes: list[_BesideProcess], deadline: float) -> list[dict[str, An
     answers: list[dict[str, Any]] = []
     waiting = {process.socket.fileno(): process for process in processes}
     while waiting:
-        ready, _, _ = select.select(list(waiting), [], [], max(0.0, deadline - time.monotonic()))
+        ready = readable(list(waiting), deadline - time.monotonic())
         if not ready:
             raise _NotMeasured(f"{len(waiting)} of {len(processes)} processes took too long")
         for number in ready:
@@ -184,7 +184,7 @@ def _work(job: Job, lane: int, channel: socket.socket) -> None:
         return
     meter.run(to_their_ends(lines), lambda so_far: so_far.seconds >= MEASURED_S)
     _say(channel, {"per_second": meter.found.per_second()})
-    meter.run(to_their_ends(lines), lambda so_far: bool(select.select([channel], [], [], 0)[0]))
+    meter.run(to_their_ends(lines), lambda so_far: bool(readable([channel], 0)))
 
 
 def _say(channel: socket.socket, answer: dict[str, Any]) -> None:

@@ -19,13 +19,13 @@ import ctypes
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from penstock.common.readable import readable
 from penstock.server.logs.followed import follow
 from penstock.server.process.allocator import withdraw
 from penstock.server.process.garbage import collect_as_usual, collect_seldom
@@ -77,7 +77,7 @@ def _fork_on_request(asking: socket.socket, parent: int) -> _Request | None:
         watched.append(os.pidfd_open(parent))
     while True:
         # Not by the socket alone: a fork of the asking process may hold a copy of its end.
-        if watched[1:] == select.select(watched, [], [])[0]:
+        if watched[1:] == readable(watched):
             return None
         data, fds = _receive(asking)
         if not data:

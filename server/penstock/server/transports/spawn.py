@@ -18,7 +18,6 @@ import json
 import logging
 import os
 import re
-import select
 import socket
 import stat
 import struct
@@ -32,6 +31,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import parse_qsl
 
+from penstock.common.readable import readable
 from penstock.server.jobs.target import absolute_target
 from penstock.server.process.environment import worker_environment
 from penstock.server.process.extra import require_server
@@ -199,10 +199,7 @@ class _Watch:
                 pass
             return
         try:
-            poll = select.poll()  # select() refuses the high numbers of a process with many files
-            poll.register(fd, select.POLLIN)
-            poll.register(self._wake, select.POLLIN)
-            poll.poll()
+            readable([fd, self._wake])
         finally:
             os.close(fd)
 

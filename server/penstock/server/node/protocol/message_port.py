@@ -5,11 +5,11 @@ A socket does between processes. Where both ends are in one process, as in tests
 
 from __future__ import annotations
 
-import select
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from penstock.common.readable import readable
 from penstock.server.node.protocol.channel import (
     READ_BYTES,
     Kinds,
@@ -118,7 +118,7 @@ class SocketPort:
         decoder = self._decoder
         if decoder.broken is not None:
             raise decoder.broken
-        if self._loop is None and not wait and not select.select([self._sock], [], [], 0)[0]:
+        if self._loop is None and not wait and not readable([self._sock], 0):
             return ()
         try:
             data, fds = self._receive()

@@ -125,6 +125,12 @@ class Arenas:
         self._arenas[number].give_back(start)
         self._used[number] = self._age
 
+    def close(self) -> None:
+        """Close all of them: nothing is written any more. Who has mapped one goes on reading it."""
+        for arena in self._arenas.values():
+            arena.close()
+        self._arenas = {}
+
     def _give_up_idle(self) -> None:
         for number, arena in list(self._arenas.items()):
             if self._age - self._used[number] >= IDLE_BYTES and not arena.taken_bytes:

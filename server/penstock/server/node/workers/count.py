@@ -13,12 +13,12 @@ from __future__ import annotations
 import base64
 import json
 import os
-import select
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from penstock.common.readable import readable
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.files.catalog import take_catalogs
@@ -222,7 +222,7 @@ class Telling:
         if now - self._looked_s < LOOK_S:
             return True
         self._looked_s = now
-        return not select.select([self._socket], [], [], 0)[0]
+        return not readable([self._socket], 0)
 
     def tell(self) -> None:
         """Tell how far it is, and what that has cost since the last time."""

@@ -99,13 +99,16 @@ class Worker:
 
     def run(self) -> None:
         """Answer until the server process closes its end; `Link.begin` comes before."""
-        while True:
-            if not self.link.inbox:
-                self.page.note("idle")
-            message = self.link.next()
-            if message is None:
-                return
-            self.handle(message)
+        try:
+            while True:
+                if not self.link.inbox:
+                    self.page.note("idle")
+                message = self.link.next()
+                if message is None:
+                    return
+                self.handle(message)
+        finally:
+            self.link.arenas.close()
 
     def handle(self, message: FromServer) -> None:
         """Do what one message asks; whatever fails is answered, and never ends the worker."""
