@@ -6,7 +6,11 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.server.files.patience import SILENT_S
 from penstock.wire.errors import MissingExtra
+
+_WEB_S = 300.0
+"""How long listing a page of a web server, or opening a file there, may take in all."""
 
 
 def require(module: str, *, extra: str = "server", who: str = "this source") -> Any:
@@ -42,7 +46,8 @@ def located(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, st
     """
     core = require("fsspec.core")
     try:
-        return core.url_to_fs(plain_url(url), **(options or {}))  # type: ignore[no-any-return]
+        options = _bounded(url, options or {})
+        return core.url_to_fs(plain_url(url), **options)  # type: ignore[no-any-return]
     except ImportError as error:  # s3fs, gcsfs, adlfs
         package = getattr(error.__cause__, "name", None) or url.partition(":")[0]
         raise MissingExtra(
@@ -50,6 +55,19 @@ def located(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, st
             package=package,
             extra="",
         ) from None
+
+
+def _bounded(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return options with which no request to a web server is silent for ever.
+
+    Other filesystems have such bounds by themselves: those of FTP, SMB and S3 are in their options.
+    """
+    if not url.lower().startswith(("http://", "https://")):
+        return options
+    timeout = require("aiohttp").ClientTimeout(
+        total=_WEB_S, sock_connect=SILENT_S, sock_read=SILENT_S
+    )
+    return {**options, "client_kwargs": {"timeout": timeout, **options.get("client_kwargs", {})}}
 
 
 def plain_url(url: str) -> str:

@@ -70,7 +70,9 @@ class MediaReader:
         found: list[Medium] = []
         for number, value in enumerate(references):
             try:
-                said: Medium | FileReference | LmdbReference = read_reference(value, number)
+                said: Medium | FileReference | LmdbReference = read_reference(
+                    value, number, self.files.max_file_bytes
+                )
                 if isinstance(said, FileReference | LmdbReference):
                     said = self._named(said, self._dir(said.dir, source))
                 found.append(said)
