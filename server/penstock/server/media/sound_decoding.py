@@ -19,7 +19,7 @@ from penstock.server.media.mp3_frames import for_decoder
 from penstock.server.media.ogg_pages import check_pages
 from penstock.server.media.optional import optional
 from penstock.server.media.parts import MediumParts, PartFile, failure
-from penstock.server.media.sound_header import SoundHeader
+from penstock.server.media.sound_header import SoundHeader, check_blocks
 from penstock.wire.errors import MissingExtra
 
 SOUGHT = ("wav", "flac")
@@ -165,6 +165,8 @@ def _opened(parts: MediumParts, header: SoundHeader) -> Iterator[Any]:
     else:
         if header.format == "ogg":
             check_pages(parts.whole(), header.start)
+        else:
+            check_blocks(parts, header.start)
         seen = parts.open(header.start, parts.size())
     try:
         with soundfile.SoundFile(seen, **how) as file:
