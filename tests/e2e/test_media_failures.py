@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 from e2e.test_media import ROLES, crcs, job_of, line_of, picture, sums, write_jobs, write_media
@@ -19,7 +21,7 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Quarantined
-from penstock.wire.errors import BadItem, SourceChanged
+from penstock.wire.errors import BadItem, SourceChanged, WorkerCrashed
 
 QUARANTINE = {"on_item_error": "quarantine"}
 
@@ -218,6 +220,40 @@ def test_a_worker_that_is_killed_while_it_fetches_costs_nothing(tmp_path: Path) 
 
     assert found == {n: crcs(picture(n)) for n in range(16)}
     assert read >= sum(len(picture(n)) for n in range(4, 16))
+
+
+def test_an_lmdb_that_kills_its_reader_costs_a_worker_and_names_the_item(tmp_path: Path) -> None:
+    """A page in its middle says that a value is longer than the file: LMDB reads it all the same.
+
+    Workers die, the node goes on, and the item is the one to blame, as with any crash.
+    """
+    path = tmp_path / "media" / "a.mdb"
+    path.parent.mkdir()
+    made = lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 26)
+    with made.begin(write=True) as writing:
+        for number in range(6):
+            writing.put(f"key {number}".encode(), picture(number, 9600))
+    made.close()
+    data = bytearray(path.read_bytes())
+    node = data.index(b"key 3") - 8
+    struct.pack_into("<HH", data, node, 0, 0x00FF)  # 16 MB
+    path.write_bytes(data)
+    items = [{"n": n, "media": [f"lmdb: a.mdb::key {n}"]} for n in range(6)]
+    job = job_of(
+        items,
+        {"dir": "media"},
+        lanes=1,
+        batch_size=1,
+        distributor={"type": "map", "shuffle": "none"},
+    )
+    with serving(write_jobs(tmp_path, {"main": job}, workers=1)) as server:
+        reader = server.read("main", horizon=6)
+        assert [batch.header.position for batch in reader.take(3)] == [0, 1, 2]
+        with pytest.raises(WorkerCrashed) as caught:
+            reader.take(1)
+        assert server.process.poll() is None
+
+    assert "lane 0 of job 'main' stopped at offset 3: main[3] in epoch 0" in caught.value.message
 
 
 def test_coming_batches_are_asked_for_while_one_is_made(tmp_path: Path) -> None:
