@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +88,17 @@ def endless_headers(server: HostileServer, connection: socket.socket, request: s
 
 def trickling(server: HostileServer, connection: socket.socket, request: str) -> None:
     """Give a byte at a time."""
-    connection.sendall(HEAD + b"Content-Range: bytes 0-65535/65536\r\nContent-Length: 65536\r\n\r\n")
+    connection.sendall(
+        HEAD + b"Content-Range: bytes 0-65535/65536\r\nContent-Length: 65536\r\n\r\n"
+    )
     server.drip(connection, b"x")
 
 
 def stopping(server: HostileServer, connection: socket.socket, request: str) -> None:
     """Give half of it fast, and then nothing."""
-    connection.sendall(HEAD + b"Content-Range: bytes 0-65535/65536\r\nContent-Length: 65536\r\n\r\n")
+    connection.sendall(
+        HEAD + b"Content-Range: bytes 0-65535/65536\r\nContent-Length: 65536\r\n\r\n"
+    )
     connection.sendall(bytes(1 << 15))
     server.ended.wait(120)
 
@@ -136,7 +140,9 @@ def test_a_slow_server_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(patience, "LEAST_BYTES_S", 100)
 
     def slow(server: HostileServer, connection: socket.socket, request: str) -> None:
-        connection.sendall(HEAD + b"Content-Range: bytes 0-4095/4096\r\nContent-Length: 4096\r\n\r\n")
+        connection.sendall(
+            HEAD + b"Content-Range: bytes 0-4095/4096\r\nContent-Length: 4096\r\n\r\n"
+        )
         for at in range(0, len(DATA), 256):
             server.ended.wait(0.1)
             connection.sendall(DATA[at : at + 256])
@@ -222,7 +228,7 @@ def test_a_file_that_changes_between_two_ranges_is_never_mixed() -> None:
         tag = len(server.asked)
         connection.sendall(
             HEAD
-            + f"Content-Range: bytes {first}-{last}/{3 << 20}\r\nETag: W/\"{tag}\"\r\n".encode()
+            + f'Content-Range: bytes {first}-{last}/{3 << 20}\r\nETag: W/"{tag}"\r\n'.encode()
             + f"Content-Length: {last + 1 - first}\r\n\r\n".encode()
             + bytes(last + 1 - first)
         )
@@ -237,7 +243,9 @@ def test_a_file_that_changes_between_two_ranges_is_never_mixed() -> None:
 def test_redirects_lead_to_web_servers_alone(target: str) -> None:
     """Another scheme, no address, or a ring: nothing of it is followed."""
     with (
-        HostileServer(reply(f"Location: {target}; Content-Length: 0", status="302 Found")) as server,
+        HostileServer(
+            reply(f"Location: {target}; Content-Length: 0", status="302 Found")
+        ) as server,
         pytest.raises((BadItem, SourceUnavailable)) as caught,
     ):
         medium_of(server.url).read()

@@ -76,7 +76,9 @@ def test_a_header_in_many_places_is_refused(kind: str) -> None:
     """After a bounded number of requests."""
     far = FarSound(MADE_SLOW[kind]())
 
-    with pytest.raises(BadSound, match=r"more than 100 places|more than 10,000 chunks|100 ID3 tags"):
+    with pytest.raises(
+        BadSound, match=r"more than 100 places|more than 10,000 chunks|100 ID3 tags"
+    ):
         read_header(MediumParts(far))
 
     assert far.requests <= MAX_BLOCKS + 1
@@ -175,9 +177,7 @@ def test_what_a_header_claims_takes_no_memory(kind: str, sample_rate: int | None
     tracemalloc.start()
     try:
         with pytest.raises(BadSound, match="it: "):
-            processor.process(
-                {"audio": data}, ProcessContext(ItemRef("main", 0, 0), 0, [medium])
-            )
+            processor.process({"audio": data}, ProcessContext(ItemRef("main", 0, 0), 0, [medium]))
         try:
             processor.size({"audio": data}, [medium])
         except BadSound:

@@ -215,14 +215,16 @@ def png_chunk(kind: bytes, data: bytes = b"") -> bytes:
 
 PNG_START = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 4, 8, 2, 0, 0, 0))
 GIF_START = b"GIF89a" + struct.pack("<HHBBB", 4, 4, 0, 0, 0)
-WEBP_START = (
-    b"RIFF\xff\xff\xff\x7fWEBPVP8X" + struct.pack("<I", 10) + b"\x08" + bytes(3) + bytes(6)
-)
+WEBP_START = b"RIFF\xff\xff\xff\x7fWEBPVP8X" + struct.pack("<I", 10) + b"\x08" + bytes(3) + bytes(6)
 
 LONG: dict[str, Callable[[], bytes]] = {
     "png of empty chunks": lambda: PNG_START + png_chunk(b"teSt") * 1_000_000,
-    "png of one large chunk": lambda: PNG_START + struct.pack(">I", 64 << 20) + b"teSt" + bytes(64 << 20),
-    "png of large EXIF": lambda: PNG_START + struct.pack(">I", 64 << 20) + b"eXIf" + bytes(64 << 20),
+    "png of one large chunk": lambda: (
+        PNG_START + struct.pack(">I", 64 << 20) + b"teSt" + bytes(64 << 20)
+    ),
+    "png of large EXIF": lambda: (
+        PNG_START + struct.pack(">I", 64 << 20) + b"eXIf" + bytes(64 << 20)
+    ),
     "gif of comments": lambda: GIF_START + b"\x21\xfe\x01a\x00" * 2_000_000,
     "gif of one comment": lambda: GIF_START + b"\x21\xfe" + b"\x01a" * 5_000_000,
     "gif of one long comment": lambda: GIF_START + b"\x21\xfe" + (b"\xff" + b"a" * 255) * 100_000,

@@ -36,7 +36,9 @@ def write(path: Path, count: int = 200) -> bytes:
     made = lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 26)
     with made.begin(write=True) as writing:
         for number in range(count):
-            writing.put(f"{number:04}".encode(), bytes([number % 256]) * (50 if number % 2 else 9000))
+            writing.put(
+                f"{number:04}".encode(), bytes([number % 256]) * (50 if number % 2 else 9000)
+            )
     made.close()
     return path.read_bytes()
 

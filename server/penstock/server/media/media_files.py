@@ -83,9 +83,7 @@ class MediaFiles:
             "max_file_bytes", max_file_bytes, 1, key="media.max_file_bytes"
         )
         self.storage_options = dict(storage_options or {})
-        self.filesystems = Filesystems(
-            self.storage_options, self.requests, self.max_file_bytes
-        )
+        self.filesystems = Filesystems(self.storage_options, self.requests, self.max_file_bytes)
         self._listings: dict[str, MediaListing | None] = {}
 
     def listing(self, root: str) -> MediaListing | None:

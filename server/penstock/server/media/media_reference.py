@@ -135,9 +135,7 @@ def _held(value: Any) -> bytes | memoryview | None:
     return None
 
 
-def _named(
-    text: Any, number: int, most_bytes: int
-) -> HeldMedium | FileReference | LmdbReference:
+def _named(text: Any, number: int, most_bytes: int) -> HeldMedium | FileReference | LmdbReference:
     if isinstance(text, str) and text.startswith("data:"):
         return _of_data(text, number, most_bytes)
     if isinstance(text, str) and text.startswith(LMDB):
