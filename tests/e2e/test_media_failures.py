@@ -14,7 +14,7 @@ import pytest
 from e2e.test_media import ROLES, crcs, job_of, line_of, picture, sums, write_jobs, write_media
 from e2e.test_processed_once import scraped
 from far_store import FarStore
-from harness import kill_process, serving, write_job_file
+from harness import kill_process, run_command, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader
 from penstock.server.core.refs import ItemRef
@@ -119,7 +119,22 @@ def test_what_is_not_there_is_a_bad_item_that_names_it(tmp_path: Path) -> None:
 
     said = caught.value.message
     assert "item main[5] in epoch 0 of job 'main' fails in Sums.references()" in said
-    assert "media/1/99.jpg is not there: it is none of the 8 media" in said
+    assert "with '1/99.jpg' is not there: it is none of the 8 media that " in said
+
+
+def test_cat_of_a_job_file_says_an_error_once(tmp_path: Path) -> None:
+    """Its own node logs nothing of what its only reader is told; the name is the item's."""
+    write_media(tmp_path / "media", 2)
+    items = items_of(2)
+    items[1]["media"] = ["1/99.jpg"]
+    job = job_of(items, {"dir": "media"}, lanes=1, batch_size=1)
+    file = write_jobs(tmp_path, {"main": job})
+
+    ended = run_command(["penstock.client.cli", "cat", f"local:{file}", "main"])
+
+    assert ended.returncode == 1
+    assert ended.stderr.count("is not there") == 1, ended.stderr
+    assert "with '1/99.jpg' is not there: it is none of the 2 media" in ended.stderr
 
 
 @pytest.mark.parametrize("how", ["edited", "grown", "replaced", "removed"])

@@ -251,7 +251,7 @@ def test_a_header_that_does_not_come_is_not_waited_for(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF"])
 def test_long_headers_of_real_files_are_read(kind: str) -> None:
-    """Profiles, thumbnails and XMP of megabytes, as programs write them, are no reason to refuse."""
+    """Profiles, thumbnails and XMP of megabytes, as programs write them, are read."""
     out = io.BytesIO()
     image = Image.new("RGB", (8, 6))
     if kind == "JPEG":

@@ -313,6 +313,6 @@ def test_sizes_come_from_heads_alone(tmp_path: Path) -> None:
 
     assert sizes[:4] == [0, 1, 2, 3]
     assert isinstance(sizes[4], Bad)
-    assert "4.jpg is not there" in sizes[4].error.message
+    assert "'4.jpg' is not there" in sizes[4].error.message
     assert job.role_sets[0].plans_from_refs
     assert job.media_bytes() == 16

@@ -79,11 +79,9 @@ class ContactSheet:
     """
 
     def __init__(self, job: Job) -> None:
-        ImageFont = require(
-            "PIL.ImageFont", package="pillow", extra="images", who="a contact sheet"
-        )
+        fonts = require("PIL.ImageFont", package="pillow", extra="images", who="a contact sheet")
         self._job, self._items = job, Items(job)
-        self._font = ImageFont.load_default(FONT_SIZE)
+        self._font = fonts.load_default(FONT_SIZE)
         self._strips: list[Any] = []
         self._height = self._left_out = 0
 

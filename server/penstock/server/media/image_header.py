@@ -22,7 +22,7 @@ FORMATS = ("JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF")
 
 MAX_PARTS = 50_000
 """Parts of a file that are looked at for its header: segments, chunks and blocks, of which cameras
-and programs write a few dozen. A GIF's comments and XMP are of such parts, too: 5 MB have 50,000."""
+and programs write a few dozen. A GIF's comments and XMP are such parts, too: 5 MB have 50,000."""
 
 MAX_HEADER_BYTES = 16 << 20
 """Where a JPEG, a PNG or a GIF has come to its pixels, at the latest. Profiles have up to 4 MB,

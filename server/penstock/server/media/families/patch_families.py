@@ -148,8 +148,8 @@ class Qwen3Vl(QwenVl):
 
 
 MOST_PADDED = 1 << 25
-"""Pixels that a picture may have with its padding, 96 MiB, where that is more than twice what it has
-without: a line of 60 million pixels would be padded to 28 of them, 5 GB."""
+"""Pixels that a picture may have with its padding, 96 MiB, where that is more than twice what it
+has without: a line of 60 million pixels would be padded to 28 of them, 5 GB."""
 
 
 def navit_resize(
