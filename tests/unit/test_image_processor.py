@@ -21,7 +21,7 @@ from penstock.server.media.picture import DECODERS
 from penstock.server.media.resize import FILTERS, KERNELS
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.processors import ImageProcessor
-from penstock.wire.errors import InvalidJob
+from penstock.wire.errors import InvalidJob, MissingExtra
 
 PHOTO = pictures.photograph()
 JPEG = pictures.encoded(PHOTO, "JPEG", quality=90)
@@ -445,12 +445,14 @@ def test_a_torchvision_that_cannot_be_loaded_is_one_sentence(
     path = tmp_path / "augment.py"
     path.write_text("from torchvision.transforms import v2\n\npipeline = v2.Compose([])\n")
 
-    with pytest.raises(InvalidJob) as raised:
+    with pytest.raises(MissingExtra) as raised:
         ImageProcessor(transform=f"{path}:pipeline").identity()
 
     said = str(raised.value)
-    assert "operator torchvision::nms does not exist" in said
-    assert "install the torchvision of this torch" in said
+    assert (
+        "needs the package torchvision, which is installed and cannot be imported "
+        "(RuntimeError: operator torchvision::nms does not exist): install it anew"
+    ) in said
     assert "\n" not in said
     assert raised.value.fields.get("traceback") is None
 

@@ -150,7 +150,7 @@ def test_an_lmdb_that_was_cut_off_is_a_bad_item(tmp_path: Path, left: float) -> 
     reader = MediaReader(MediaFiles(str(tmp_path)))
 
     for medium in reader.media(["lmdb: cut.mdb::1", "lmdb: cut.mdb::99"]):
-        with pytest.raises(BadItem, match=r"cut\.mdb has .* pages of LMDB: it was cut off"):
+        with pytest.raises(BadItem, match=r"cut\.mdb is damaged: it has .* bytes: it was cut"):
             medium.read()
 
 
@@ -313,6 +313,6 @@ def test_sizes_come_from_heads_alone(tmp_path: Path) -> None:
 
     assert sizes[:4] == [0, 1, 2, 3]
     assert isinstance(sizes[4], Bad)
-    assert "4.jpg is not there" in sizes[4].error.message
+    assert "'4.jpg' is not there" in sizes[4].error.message
     assert job.role_sets[0].plans_from_refs
     assert job.media_bytes() == 16

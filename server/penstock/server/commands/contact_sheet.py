@@ -18,13 +18,14 @@ from penstock.common.batch_text import Decode, headline, repeats_said
 from penstock.server.commands.sheet import counted
 from penstock.server.commands.token_text import decoder
 from penstock.server.core.refs import ItemRef
+from penstock.server.files.filesystems import require
 from penstock.server.job.job import Job
 from penstock.server.media.pictures_shown import Picture, pictures_in
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Computed
 from penstock.server.roles.processor import MediaProcessor
 from penstock.wire.describe import batch_record
-from penstock.wire.errors import InvalidRequest, MissingExtra
+from penstock.wire.errors import InvalidRequest
 from penstock.wire.frame import read_header
 
 WIDTH, MARGIN, GAP = 1200, 16, 8
@@ -74,21 +75,13 @@ class ContactSheet:
         job: The job whose batches they are.
 
     Raises:
-        MissingExtra: Pillow is not installed.
+        MissingExtra: Pillow is not installed, or cannot be imported.
     """
 
     def __init__(self, job: Job) -> None:
-        try:
-            from PIL import ImageFont
-        except ImportError as error:
-            raise MissingExtra(
-                "a contact sheet is drawn by Pillow, which is not installed: "
-                "pip install 'penstock[images]'",
-                package="pillow",
-                extra="images",
-            ) from error
+        fonts = require("PIL.ImageFont", package="pillow", extra="images", who="a contact sheet")
         self._job, self._items = job, Items(job)
-        self._font = ImageFont.load_default(FONT_SIZE)
+        self._font = fonts.load_default(FONT_SIZE)
         self._strips: list[Any] = []
         self._height = self._left_out = 0
 

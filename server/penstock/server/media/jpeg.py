@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.server.files.filesystems import require
 from penstock.server.media.bad_picture import BadPicture
 from penstock.server.media.image_header import ImageHeader
-from penstock.server.media.optional import optional
 
 EIGHTHS = (1, 2, 3, 4, 5, 6, 8)
 """How small it is decoded: so many eighths of each side, rounded up. Seven take longer than the
@@ -86,6 +86,6 @@ def simplejpeg() -> Any:
     """Return the module.
 
     Raises:
-        MissingExtra: It is not installed.
+        MissingExtra: It is not installed, or cannot be imported.
     """
-    return optional("simplejpeg", "simplejpeg", "images", "decoder: jpeg")
+    return require("simplejpeg", extra="images", who="decoder: jpeg")

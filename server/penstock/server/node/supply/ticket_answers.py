@@ -17,6 +17,9 @@ from penstock.wire.errors import LogDiverged, PastEnd
 
 logger = structlog.get_logger("penstock.node")
 
+CANNOT_BE_MADE = "a batch cannot be made"
+"""What the log says of an error that readers are told, too."""
+
 
 class Answers:
     """Takes the answers of tickets.
@@ -124,7 +127,7 @@ class Answers:
             log.failed(ticket.entry, error)
             return
         logger.error(
-            "a batch cannot be made",
+            CANNOT_BE_MADE,
             job=log.job.name,
             lane=lane.lane,
             offset=ticket.offset,

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.server.media.pretrained import read_json
 from penstock.server.roles.processors.tokenizer_file import (
     WHOLE,
     check_unicode,
@@ -94,7 +95,7 @@ class ChatTemplate:
                 f"{from_the_hub(folder, WHOLE)}",
                 key="tokenizer",
             )
-        config = _json(folder / "tokenizer_config.json")
+        config = read_json(folder / "tokenizer_config.json")
         path = folder / "tokenizer.json"
         data = read_tokenizer(path)
         self.tokenizer: Tokenizer = parse_tokenizer(data, path, user, extra)
@@ -203,7 +204,7 @@ def _source(folder: Path, file: Path | None, config: Mapping[str, Any]) -> tuple
     for name in ("chat_template.json", "processor_config.json"):  # as processors were saved
         if not found:
             place = folder / name
-            found = _json(place).get("chat_template")
+            found = read_json(place).get("chat_template")
     if isinstance(found, list):  # several by name
         named = [each for each in found if isinstance(each, Mapping)]
         found = next((one.get("template") for one in named if one.get("name") == "default"), None)
@@ -229,7 +230,7 @@ def _text(path: Path, key: str) -> str:
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of special tokens by their names, as templates use them."""
     found = {}
-    for place in (_json(folder / "special_tokens_map.json"), config):
+    for place in (read_json(folder / "special_tokens_map.json"), config):
         for name in _SPECIAL:
             token = place.get(name)
             text = token.get("content") if isinstance(token, Mapping) else token
@@ -247,20 +248,6 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 def _is_unicode(text: str) -> bool:
     """Tell whether a text holds no half of a surrogate pair."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidJob(
-            f"{str(path)!r} cannot be read ({error_line(error, 300)}): write it again, as "
-            "save_pretrained of transformers does",
-            key="tokenizer",
-        ) from None
-    return found if isinstance(found, dict) else {}
 
 
 def _compiled(source: str, place: Path, user: str, extra: str) -> Any:
