@@ -11,8 +11,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
+from penstock.server.job.job import Job
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.maker import Maker
+from penstock.server.roles import BestFitPackingBatcher, SimpleBatcher
+from penstock.server.roles.collators import VlmCollator
 from penstock.server.roles.processors import ConversationProcessor
+from penstock.server.sources import ItemsSource
+from penstock.wire import frame
 from penstock.wire.errors import InvalidJob
+from penstock.wire.v1 import feed_pb2
 from talks import (
     SMALL,
     as_openai,
@@ -308,3 +317,48 @@ def test_an_item_without_a_picture_is_not_left_with_a_cut_fake_one(home: Path) -
     )
 
     assert skipped(role, {"messages": turns}) == "overlong"
+
+
+@pytest.mark.parametrize("patches", ["uint8", "float32"])
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_what_stands_in_for_a_bad_item_is_fit_for_the_model(
+    kind: str, packs: bool, patches: str, home: Path
+) -> None:
+    """A batch whose only picture cannot be decoded: it has as many tokens as its grid says."""
+    long = as_openai([("user", ["a" * 50, 0]), ("assistant", ["b"])], [encoded(drawn(200, 150))])
+    data = encoded(drawn(90, 60), "JPEG")
+    broken = as_openai([("user", [0]), ("assistant", ["b"])], [data])
+    role = ConversationProcessor(home / kind, unanswered="error", fake_image=True, patches=patches)
+    told = role.size(broken, media_of(role, broken))
+    broken = as_openai([("user", [0]), ("assistant", ["b"])], [data[:-20]])
+    job = Job(
+        ItemsSource([long, broken]),
+        processor=role,
+        batcher=BestFitPackingBatcher(4000, overlong="drop") if packs else SimpleBatcher(1),
+        collator=VlmCollator(layout="indexed" if packs else "padded"),
+        lanes=1,
+        on_item_error="quarantine",
+    )
+    assert told is not None
+    ref = SampleRef(ItemRef("main", 1, 0), 0, told.size, None, told.counts)
+
+    made = Maker(job, Items(job)).make(BatchPlan(0, 0, [[ref]]))
+
+    body = bytearray(made.nbytes)
+    header = feed_pb2.BatchHeader.FromString(made.write(memoryview(body)))
+    values = frame.decode_values(header, bytes(body))
+    assert header.padding
+    assert (values["labels"] == -100).all()
+    tokens = int((values["input_ids"] == role._load().family.image_id).sum())
+    assert values["n_images_per_sample"].sum() == (tokens > 0)
+    assert tokens > 0
+    if "image_grid_thw" in values:
+        assert tokens == values["image_grid_thw"].prod(axis=1).sum() // 4
+        assert len(values["pixel_values"]) == 4 * tokens
+    assert np.isfinite(values["pixel_values"]).all()
+    if patches == "uint8":
+        assert (values["pixel_norm"][1] > 0).all()
+    small = role.stand_in({}, 3)
+    assert len(small["input_ids"]) <= 3
+    assert len(small["pixel_values"]) == 0

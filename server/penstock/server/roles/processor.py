@@ -144,6 +144,19 @@ class RawItemProcessor(Role, ABC):
             for name, value in sample.items()
         }
 
+    def stand_in(self, empty: Sample, most: int | None) -> Sample:
+        """Return what stands in for each sample of a batch of which quarantine has left none.
+
+        The batch is padding: nothing of it is learned, but a model still has to take it. Override
+        this where values have to agree with one another, such as tokens with pictures.
+
+        Args:
+            empty: By default this: a sample of some item, with zeros in place of its content. It is
+                cut if it is larger than `most`.
+            most: The largest size that it may have; None = any.
+        """
+        return empty
+
 
 def measures_of(processor: RawItemProcessor) -> tuple[str, ...]:
     """Return what the samples of a processor count beside their size, in order.

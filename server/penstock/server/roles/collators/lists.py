@@ -7,7 +7,12 @@ from dataclasses import KW_ONLY
 from typing import Annotated, Any, ClassVar
 
 from penstock.server.roles.collator import BatchCollator
-from penstock.server.roles.collators.sample_arrays import as_array, bad_batch
+from penstock.server.roles.collators.sample_arrays import (
+    as_array,
+    bad_batch,
+    count_noted,
+    not_stacked,
+)
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.parameters import TrueOrFalse, declared
 from penstock.server.roles.samples import Sample
@@ -32,7 +37,7 @@ class ListsCollator(BatchCollator):
     A batch that quarantine has emptied is made of zeros, in the shapes of a real one; one that it
     has thinned has fewer samples.
 
-    Counts: `samples`; `tokens`, where there are `input_ids`.
+    Counts: `samples`; `tokens`, where there are `input_ids`; what processors noted of samples.
 
     Args:
         nested: Keys of which every sample has a list, such as `images`: a value that is none counts
@@ -84,7 +89,8 @@ class ListsCollator(BatchCollator):
             BadBatch: A key of `flat` has a value that is no list.
         """
         samples = [sample for row in rows for sample in row]
-        names = dict.fromkeys(name for sample in samples for name in sample)
+        noted = not_stacked(samples)
+        names = dict.fromkeys(name for s in samples for name in s if name not in noted)
         values = {}
         for name in dict.fromkeys([*names, *self.placeholders] if samples else ()):
             found = list(self._found(name, samples))
@@ -92,6 +98,7 @@ class ListsCollator(BatchCollator):
                 values[name] = kept(found[0]) if found else None
             elif found:
                 values[name] = list(self._listed(name, found, context))
+        count_noted(samples, context)
         context.count("samples", len(samples))
         if "input_ids" in names:
             ids = [sample["input_ids"] for sample in samples if "input_ids" in sample]

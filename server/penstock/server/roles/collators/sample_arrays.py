@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.server.core.shown import shown
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadBatch, MissingExtra
@@ -21,6 +22,9 @@ PAD_ID = "pad_token_id"
 
 NOTED = "noted"
 """The key under which a processor adds integers to the counts of the batch that holds a sample."""
+
+MOST_NOTED = 1 << 48
+"""What is counted of one sample, so that the sum of a batch fits into a message's int64."""
 
 CHOSEN = ("loss_mask", "token_mask", "row_tokens")
 """Masks of tokens that a loss is taken of, beside `labels`."""
@@ -133,11 +137,35 @@ def pad_id(given: int | None, samples: Iterable[Sample], context: CollateContext
 
 
 def count_noted(samples: Iterable[Sample], context: CollateContext) -> None:
-    """Add what processors noted about their samples, `noted: {name: n}`, to the batch's counts."""
+    """Add what processors noted about their samples, `noted: {name: n}`, to the batch's counts.
+
+    Raises:
+        BadBatch: A name is not text, or a number not whole, or larger than a message has room for.
+    """
     for sample in samples:
         if isinstance(noted := sample.get(NOTED), Mapping):
             for name, number in noted.items():
-                context.count(name, context.counts.get(name, 0) + number)
+                if not isinstance(name, str) or not _is_count(number):
+                    raise bad_batch(
+                        context,
+                        f"{NOTED!r} of a sample has {shown(name)}: {shown(number)}; give whole "
+                        "numbers by names",
+                    )
+                context.count(name, context.counts.get(name, 0) + int(number))
+
+
+def not_stacked(samples: Sequence[Sample]) -> list[str]:
+    """Return the keys that are notes for the batch's counts, and no values."""
+    noted = any(isinstance(sample.get(NOTED), Mapping) for sample in samples)
+    return [NOTED] if noted else []
+
+
+def _is_count(number: Any) -> bool:
+    return (
+        isinstance(number, int | np.integer)
+        and not isinstance(number, bool)
+        and abs(int(number)) < MOST_NOTED
+    )
 
 
 def masked(values: dict[str, Any], ignored: int = IGNORE_INDEX) -> dict[str, Any]:

@@ -353,6 +353,22 @@ class ConversationProcessor(MediaProcessor):
             key="batcher.overlong",
         )
 
+    def stand_in(self, empty: Sample, most: int | None) -> Sample:
+        """Return a white picture that attention does not see, or padding where none fits."""
+        if not self.keeps(ConversationProcessor, "process", "process_batch"):
+            return super().stand_in(empty, most)
+        loaded = self._load()
+        family, pad = loaded.family, loaded.template.pad_id
+        size = family.size(FAKE_SIDE, FAKE_SIDE)
+        opening, closing = family.around_ids or (pad, pad)
+        laid = _laid(family, [opening, family.image_id, closing], [size], is_fake=True)
+        if most is not None and laid.widths.sum() > most:
+            laid = _laid(family, [pad], [], is_fake=True)
+        laid.hidden[:] = True
+        sample = self._sample(laid._replace(noted={"fake_images": 1}), ())
+        del sample["noted"]
+        return sample
+
     def pictures(self, sample: Sample) -> list[Pixels]:
         """Return the pictures of a sample as they were resized, of any `patches`.
 
