@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
+from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
+from penstock.server.job.job import Job
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.maker import Maker
+from penstock.server.roles import ProcessContext, RawItemProcessor, SimpleBatcher
 from penstock.server.roles.collators import (
     DefaultBatchCollator,
     ListsCollator,
@@ -16,7 +22,10 @@ from penstock.server.roles.collators import (
 )
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.samples import Sample
-from penstock.wire.errors import BadBatch
+from penstock.server.sources import ItemsSource
+from penstock.wire import frame
+from penstock.wire.errors import BadBatch, PenstockError
+from penstock.wire.v1 import feed_pb2
 
 LAYOUTS = ("padded", "flash", "indexed", "neat")
 
@@ -167,3 +176,85 @@ def test_a_sample_may_call_its_own_value_noted() -> None:
     values = DefaultBatchCollator().collate([[{"noted": "yes"}], [{"noted": "no"}]], context())
 
     assert values == {"noted": ["yes", "no"]}
+
+
+def sent(items: list[Sample]) -> dict[str, Any]:
+    """Return what a reader gets of a batch of these samples in lists."""
+    Given.items = items
+    job = Job(
+        ItemsSource(list(range(len(items)))),
+        processor=Given(),
+        batcher=SimpleBatcher(len(items)),
+        collator=ListsCollator(),
+        lanes=1,
+    )
+    rows = [[SampleRef(ItemRef("main", number, 0))] for number in range(len(items))]
+    made = Maker(job, Items(job)).make(BatchPlan(0, 0, rows))
+    body = bytearray(made.nbytes)
+    written = made.write(memoryview(body))
+    assert len(written) < 1 << 18
+    return frame.decode_values(feed_pb2.BatchHeader.FromString(written), bytes(body))
+
+
+class Given(RawItemProcessor):
+    """Gives samples that were made beforehand."""
+
+    version: ClassVar[int | str | None] = 1
+
+    items: ClassVar[list[Sample]] = []
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Return that of the item's number."""
+        return self.items[raw]
+
+
+def test_two_thousand_tensors_of_their_own_shapes_arrive_as_they_were() -> None:
+    rng = np.random.default_rng(3)
+    arrays = [rng.integers(0, 9, (n % 7, 3, n % 5)).astype(f"i{1 << n % 4}") for n in range(2000)]
+
+    found = sent([{"x": array, "y": [array, torch.from_numpy(array)]} for array in arrays])
+
+    for array, x, y in zip(arrays, found["x"], found["y"], strict=True):
+        for each in (x, *y):
+            assert (each.dtype, each.shape) == (array.dtype, array.shape)
+            assert each.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([2**63, -1], r"9223372036854775808 does not fit int64: send it as a str"),
+        ([[1.5, -(2**70)]], "does not fit int64"),
+        (2**70, "does not fit int64"),
+        (torch.zeros(2, 2).to_sparse(), "only dense tensors travel"),
+        ({"a": float("nan")}, "JSON has no nan"),
+        ({"a": b"x"}, "which has no such value"),
+        ({1: 2}, "a JSON object has str keys"),
+        (np.array([None, 1]), "an array of objects is not data"),
+        ("a\ud800", "half a surrogate pair"),
+    ],
+)
+def test_a_value_that_would_arrive_as_another_one_is_refused(value: Any, said: str) -> None:
+    """Whole numbers are not rounded to floats, and nothing is turned into its text."""
+    with pytest.raises(PenstockError, match=said):
+        sent([{"x": value}, {"x": value}])
+
+
+def test_values_that_hold_themselves_are_one_sentence() -> None:
+    own: list[Any] = []
+    own.append(own)
+    named: dict[str, Any] = {}
+    named["a"] = named
+    for value in (own, named, {"a": own}):
+        with pytest.raises(PenstockError, match=r"recursion depth|nests deeper than 64") as caught:
+            sent([{"x": value}])
+        assert len(caught.value.message) < 1000
+
+
+def test_ids_that_have_no_length_count_no_tokens() -> None:
+    """A sample may lack them, or have one number."""
+    told = context()
+
+    ListsCollator().collate([[{"input_ids": each}] for each in (None, 5, [1, 2])], told)
+
+    assert (told.counts["samples"], told.counts["tokens"]) == (3, 2)

@@ -101,8 +101,8 @@ class ListsCollator(BatchCollator):
         count_noted(samples, context)
         context.count("samples", len(samples))
         if "input_ids" in names:
-            ids = [sample["input_ids"] for sample in samples if "input_ids" in sample]
-            context.count("tokens", sum(map(len, ids)))
+            ids = (sample.get("input_ids") for sample in samples)
+            context.count("tokens", sum(len(each) for each in ids if hasattr(each, "__len__")))
         return values
 
     def _found(self, name: str, samples: Sequence[Sample]) -> Iterator[Any]:

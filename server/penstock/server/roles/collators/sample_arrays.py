@@ -51,7 +51,21 @@ def as_array(value: Any) -> Array | None:
         array = np.asarray(value)
     except (ValueError, OverflowError):  # a ragged list; a number that no dtype holds
         return None
-    return array if _is_numeric(array) else None
+    if not _is_numeric(array) or _is_rounded(value, array):
+        return None
+    return array
+
+
+def _is_rounded(value: Any, array: Array) -> bool:
+    """Tell whether NumPy has made floats of whole numbers that no integer dtype holds together."""
+    is_large = array.dtype == np.float64 and array.size and np.abs(array).max() >= 2**63
+    return bool(is_large) and isinstance(value, list | tuple) and _has_large(value)
+
+
+def _has_large(values: Any) -> bool:
+    if isinstance(values, list | tuple):
+        return any(map(_has_large, values))
+    return isinstance(values, int) and abs(values) >= 2**63
 
 
 def token_ids(sample: Sample, context: CollateContext) -> Array:
@@ -215,7 +229,9 @@ def _is_numeric(array: Array) -> bool:
     )
 
 
-def _tensor(torch: Any, tensor: Any) -> Array:
+def _tensor(torch: Any, tensor: Any) -> Array | None:
+    if tensor.layout != torch.strided:
+        return None  # the wire refuses it by name
     tensor = tensor.detach().cpu()
     if tensor.dtype != torch.bfloat16:
         array: Array = tensor.numpy()
