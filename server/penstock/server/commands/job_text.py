@@ -134,8 +134,8 @@ def _conversation(found: Guess, tokenizer: str) -> list[str]:
     return [
         *lines,
         "      # A quarter of the bytes of float32, which a loop normalizes as they arrive:",
-        "      # Loader(..., arrive=penstock.client.media.normalize). A loop that does not do so needs",
-        "      # float32, what the model takes.",
+        "      # Loader(..., arrive=penstock.client.media.normalize). A loop that does not needs",
+        "      # float32, which is what the model takes.",
         "      patches: uint8",
         "      # settings: {max_pixels: 802816}  # fewer pixels of a picture are fewer tokens",
         "      unmatched: error  # or search, skip: where answers are not found among tokens",

@@ -165,14 +165,17 @@ def measures_of(processor: RawItemProcessor) -> tuple[str, ...]:
         InvalidJob: These are no different names, or asking for them fails.
     """
     try:
-        found = contained(lambda: tuple(processor.measures))
+        given = contained(lambda: processor.measures)
+        found = contained(lambda: tuple(given))
     except PenstockError:
         raise
     except Exception as error:
         raise failing(processor, "measures", error) from error
-    if len(set(found)) < len(found) or not all(isinstance(each, str) and each for each in found):
+    are_names = all(isinstance(each, str) and each for each in found)
+    # A text is a sequence of texts, too: of its letters.
+    if not are_names or isinstance(given, str) or len(set(found)) < len(found):
         raise InvalidJob(
-            f"{processor.code_of('measures')} gave {found!r}: give names of counts, all different, "
+            f"{processor.code_of('measures')} gave {given!r}: give names of counts, all different, "
             "such as images and patches",
             key="processor",
         )

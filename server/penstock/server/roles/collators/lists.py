@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import KW_ONLY
 from typing import Annotated, Any, ClassVar
 
@@ -101,8 +101,8 @@ class ListsCollator(BatchCollator):
         count_noted(samples, context)
         context.count("samples", len(samples))
         if "input_ids" in names:
-            ids = (sample.get("input_ids") for sample in samples)
-            context.count("tokens", sum(len(each) for each in ids if hasattr(each, "__len__")))
+            ids = [sample.get("input_ids") for sample in samples]
+            context.count("tokens", sum(len(each) for each in ids if isinstance(each, Sized)))
         return values
 
     def _found(self, name: str, samples: Sequence[Sample]) -> Iterator[Any]:

@@ -246,4 +246,5 @@ def _tensor(torch: Any, tensor: Any) -> Array | None:
             extra="server",
         ) from None
     bits: Array = tensor.contiguous().view(torch.int16).numpy()
-    return bits.view(ml_dtypes.bfloat16)
+    found: Array = bits.view(ml_dtypes.bfloat16)
+    return found
