@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
@@ -369,6 +370,21 @@ class SamplePlanner:
         """
         snapshot.restore(data, self.job.log_id, self.lane, self.take_state)
 
+    def _check_counts(self) -> None:
+        """Refuse samples that count something else than the processor does now.
+
+        Raises:
+            ValueError: Says how many counts there are.
+        """
+        measures = self.roles.measures
+        ready = (ref for batch in self.ready for row in batch for ref in row)
+        for ref in chain(self.batching.batcher.pending, ready):
+            if len(ref.counts) != len(measures):
+                raise ValueError(
+                    f"sample {ref.part} of item {ref.item} has {len(ref.counts)} counts, and the "
+                    f"processor counts {', '.join(measures) or 'nothing'}"
+                )
+
     def take_state(self, offset: int, state: dict[str, Any]) -> None:
         """Go on at an offset from what `state` gave there.
 
@@ -382,6 +398,7 @@ class SamplePlanner:
         self.ready = deque(
             [[SampleRef.from_json(ref) for ref in row] for row in batch] for batch in state["ready"]
         )
+        self._check_counts()
         self.ended = bool(state["ended"])
         self._count_from(state["counters"])
         self._accounts.restore(state["accounts"])
