@@ -272,7 +272,7 @@ def test_an_lmdb_that_kills_its_reader_costs_a_worker_and_names_the_item(tmp_pat
 
 
 def test_coming_batches_are_asked_for_while_one_is_made(tmp_path: Path) -> None:
-    """The store has heard of four batches more when the first one waits for it."""
+    """The store has heard of all that a reader accepts when the first batch waits for it."""
     write_far(tmp_path / "far", 40)
     with FarStore(tmp_path / "far") as store:
         gate = threading.Event()
@@ -285,10 +285,27 @@ def test_coming_batches_are_asked_for_while_one_is_made(tmp_path: Path) -> None:
         )
         file = write_jobs(tmp_path, {"main": job}, workers=1)
         with serving(file) as server:
-            reader = server.read("main", horizon=1)
+            reader = server.read("main", horizon=5)
             eventually(lambda: len(store.asked) >= 20, 60.0, "five batches were asked for")
             asked = {int(Path(path).stem) for path, _ in store.asked}
             gate.set()
             reader.take(1)
 
     assert asked == set(range(20))
+
+
+def test_each_medium_is_fetched_once_by_all_workers_together(tmp_path: Path) -> None:
+    """A worker fetches ahead for the batches that it was given: no other one makes these.
+
+    A few of the first may be fetched twice, until it is known how long a batch takes.
+    """
+    write_far(tmp_path / "far", 400)
+    with FarStore(tmp_path / "far", delay_s=0.02) as store:
+        job = job_of(items_of(400), {"dir": store.url}, lanes=2)
+        file = write_jobs(tmp_path, {"main": job}, workers=2)
+        with serving(file) as server, Loader(server.address, "main") as loader:
+            found = sums(loader)
+
+    assert len(found) == 400
+    paths = [path for path, _ in store.asked]
+    assert len(paths) <= 1.05 * len(set(paths))

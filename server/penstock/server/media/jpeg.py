@@ -73,8 +73,11 @@ def check_scans(data: bytes | memoryview, name: str) -> None:
     Raises:
         BadPicture: It has more.
     """
-    # Within data of a scan a byte FF is never followed by anything but 00 and markers.
-    if bytes(data).count(b"\xff\xda") > MAX_SCANS:
+    # Within data of a scan a byte FF is never followed by anything but 00 and markers. NumPy takes
+    # a quarter of the time of `bytes.count`, for which FF is too frequent.
+    values = np.frombuffer(data, np.uint8)
+    scans = np.count_nonzero((values[:-1] == 0xFF) & (values[1:] == 0xDA))
+    if scans > MAX_SCANS:
         raise BadPicture(
             f"{name}: this JPEG has more than {MAX_SCANS} scans, and each goes over the whole "
             "picture: it was made to be slow"

@@ -303,7 +303,7 @@ class SamplePlanner:
         """
         if not (self._can_seek and self.items.reads_ahead):
             return []
-        return self.ahead.peek(0, self.items.batches_ahead * sum(map(len, plan.rows)))
+        return self.ahead.peek(0, max(self.items.items_ahead, sum(map(len, plan.rows))))
 
     def forget(self) -> None:
         """Forget every sample that nothing pending needs: of past batches, and left out ones."""
