@@ -16,7 +16,7 @@ from penstock.client import Loader
 from penstock.client.bodies.buffers import BufferPool
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
-from penstock.client.nodes.dealing import deal
+from penstock.client.nodes.dealing import lanes_by_node
 from penstock.client.reading.feed import Feed, WantedPositions
 from penstock.client.reading.route import FeedNode
 from penstock.client.reading.route_set import Prefetch
@@ -86,7 +86,8 @@ def connected(servers: list[Server], job: str, share: Share) -> Iterator[Read]:
             for transport, server in zip(transports, servers, strict=True)
         ]
         assert len({info.log_id for info in told}) == 1
-        lanes = deal(told[0].lanes, [info.node_id for info in told])
+        weights = {info.node_id: info.workers for info in told}
+        lanes = lanes_by_node(told[0].lanes, told[0].units, weights)
         session = Session(
             target=servers[0].address,
             job=job,
@@ -97,8 +98,8 @@ def connected(servers: list[Server], job: str, share: Share) -> Iterator[Read]:
             finite=told[0].finite,
         )
         dealt = [
-            FeedNode(transport, server.address, part)
-            for transport, server, part in zip(transports, servers, lanes, strict=True)
+            FeedNode(transport, server.address, lanes[info.node_id])
+            for transport, server, info in zip(transports, servers, told, strict=True)
         ]
         yield Read(session, dealt)
 
