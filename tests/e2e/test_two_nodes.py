@@ -16,7 +16,7 @@ from penstock.client import Loader
 from penstock.client.bodies.buffers import BufferPool
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
-from penstock.client.nodes.dealing import lanes_by_node
+from penstock.client.nodes.dealing import LaneUnits
 from penstock.client.reading.feed import Feed, WantedPositions
 from penstock.client.reading.route import FeedNode
 from penstock.client.reading.route_set import Prefetch
@@ -87,7 +87,8 @@ def connected(servers: list[Server], job: str, share: Share) -> Iterator[Read]:
         ]
         assert len({info.log_id for info in told}) == 1
         weights = {info.node_id: info.workers for info in told}
-        lanes = lanes_by_node(told[0].lanes, told[0].units, weights)
+        units = LaneUnits(told[0].lanes, tuple(told[0].units), told[0].log_id)
+        lanes = units.by_node(weights)
         session = Session(
             target=servers[0].address,
             job=job,
@@ -95,6 +96,7 @@ def connected(servers: list[Server], job: str, share: Share) -> Iterator[Read]:
             store=told[0].store,
             batches=told[0].batches if told[0].HasField("batches") else None,
             share=share,
+            units=units,
             finite=told[0].finite,
         )
         dealt = [

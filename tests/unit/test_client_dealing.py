@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from penstock.client.nodes.dealing import deal, lanes_by_node
+from penstock.client.nodes.dealing import LaneUnits, deal
 from penstock.wire.errors import InvalidRequest
 
 UNITS, MOST_NODES = range(16, 241), 16
@@ -125,7 +125,7 @@ def test_lanes_that_read_the_same_storage_are_dealt_together() -> None:
     """48 lanes in 16 reading groups: each group is one node's, however many nodes there are."""
     units = range(16)
     for count in range(1, 17):
-        dealt = lanes_by_node(48, units, dict.fromkeys(pods(count), 4))
+        dealt = LaneUnits(48, tuple(units)).by_node(dict.fromkeys(pods(count), 4))
 
         assert sorted(itertools.chain(*dealt.values())) == list(range(48))
         assert all(list(own) == sorted(own) for own in dealt.values())
@@ -137,10 +137,10 @@ def test_lanes_that_read_the_same_storage_are_dealt_together() -> None:
 def test_units_may_be_named_by_any_numbers_and_a_lane_may_be_one_of_its_own() -> None:
     weights = dict.fromkeys(pods(3), 1)
 
-    named = lanes_by_node(6, [7, 3, 7], weights)
+    named = LaneUnits(6, (7, 3, 7)).by_node(weights)
     assert len(named) == 2
     assert (1, 4) in named.values()
-    alone = lanes_by_node(5, [], weights)
+    alone = LaneUnits(5).by_node(weights)
     assert sorted(map(len, alone.values())) == [1, 2, 2]
 
 

@@ -22,6 +22,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from heapq import heapify, heapreplace
 from math import lcm
@@ -81,36 +83,47 @@ def deal(
     return tuple(found[unit] for unit in range(units))
 
 
-def lanes_by_node(
-    lanes: int,
-    units: Sequence[int],
-    weights: Mapping[str, int],
-    *,
-    away: Collection[str] = (),
-    salt: bytes = b"",
-) -> dict[str, tuple[int, ...]]:
-    """Return the lanes of each node that has any, ascending.
+@dataclass(frozen=True)
+class LaneUnits:
+    """The units of a log's lanes.
 
-    Args:
+    Attributes:
         lanes: How many lanes the log has.
-        units: The units of lanes, which repeat: lane l is of unit `units[l mod len(units)]`. Empty
-            = each lane is one of its own.
-        weights: As for `deal`.
-        away: The same.
-        salt: The same.
-
-    Raises:
-        InvalidRequest: As `deal`.
+        period: The units of lanes, which repeat: lane l is of unit `period[l mod len(period)]`.
+            Empty = each lane is a unit of its own.
+        salt: As for `deal`: the log id.
     """
-    numbers = {
-        unit: number for number, unit in enumerate(dict.fromkeys(units[:lanes] or range(lanes)))
-    }
-    dealt = deal(len(numbers), weights, away=away, salt=salt)
-    found: dict[str, list[int]] = {}
-    for lane in range(lanes):
-        unit = units[lane % len(units)] if units else lane
-        found.setdefault(dealt[numbers[unit]], []).append(lane)
-    return {node: tuple(own) for node, own in sorted(found.items())}
+
+    lanes: int
+    period: tuple[int, ...] = ()
+    salt: bytes = b""
+
+    @cached_property
+    def members(self) -> Sequence[tuple[int, ...]]:
+        """Return the lanes of each unit, ascending, in the order of their first ones."""
+        found: dict[int, list[int]] = {}
+        for lane in range(self.lanes):
+            unit = self.period[lane % len(self.period)] if self.period else lane
+            found.setdefault(unit, []).append(lane)
+        return [tuple(lanes) for lanes in found.values()]
+
+    def by_node(
+        self, weights: Mapping[str, int], away: Collection[str] = ()
+    ) -> dict[str, tuple[int, ...]]:
+        """Return the lanes of each node that has any, ascending.
+
+        Args:
+            weights: As for `deal`.
+            away: The same.
+
+        Raises:
+            InvalidRequest: As `deal`.
+        """
+        found: dict[str, list[int]] = {}
+        dealt = deal(len(self.members), weights, away=away, salt=self.salt)
+        for node, lanes in zip(dealt, self.members, strict=True):
+            found.setdefault(node, []).extend(lanes)
+        return {node: tuple(sorted(found[node])) for node in sorted(found)}
 
 
 def _row(weights: Mapping[str, int]) -> list[tuple[str, int]] | None:
