@@ -17,8 +17,10 @@ from penstock.client.bodies.buffers import BufferPool
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
 from penstock.client.nodes.dealing import deal
+from penstock.client.nodes.fixed_nodes import FixedNodes
+from penstock.client.nodes.known_node import KnownNode
+from penstock.client.nodes.lane_units import LaneUnits
 from penstock.client.reading.feed import Feed, WantedPositions
-from penstock.client.reading.route import FeedNode
 from penstock.client.reading.route_set import Prefetch
 from penstock.client.session.session import Session
 from penstock.wire.order import Share
@@ -70,7 +72,8 @@ class Read:
     """What a feed over some nodes is made of."""
 
     session: Session
-    dealt: list[FeedNode]
+    nodes: FixedNodes
+    units: LaneUnits
 
 
 @contextlib.contextmanager
@@ -86,7 +89,6 @@ def connected(servers: list[Server], job: str, share: Share) -> Iterator[Read]:
             for transport, server in zip(transports, servers, strict=True)
         ]
         assert len({info.log_id for info in told}) == 1
-        lanes = deal(told[0].lanes, [info.node_id for info in told])
         session = Session(
             target=servers[0].address,
             job=job,
@@ -96,11 +98,11 @@ def connected(servers: list[Server], job: str, share: Share) -> Iterator[Read]:
             share=share,
             finite=told[0].finite,
         )
-        dealt = [
-            FeedNode(transport, server.address, part)
-            for transport, server, part in zip(transports, servers, lanes, strict=True)
+        nodes = [
+            KnownNode(info.node_id, 0, server.address, transport, 1)
+            for info, transport, server in zip(told, transports, servers, strict=True)
         ]
-        yield Read(session, dealt)
+        yield Read(session, FixedNodes(nodes), LaneUnits(told[0].lanes))
 
 
 @contextlib.contextmanager
@@ -109,7 +111,7 @@ def feeding(read: Read, stop: int | None, **options: Any) -> Iterator[Feed]:
     given = {"prefetch": 7, "prefetch_bytes": 1 << 20, "max_body_bytes": 1 << 20} | options
     prefetch = Prefetch(given["prefetch"], given["prefetch_bytes"])
     wanted = WantedPositions(0, stop, prefetch, given["max_body_bytes"])
-    feed = Feed(read.dealt, read.session, wanted, BufferPool(9))
+    feed = Feed(read.nodes, read.units, read.session, wanted, BufferPool(9))
     try:
         yield feed
     finally:
@@ -139,7 +141,8 @@ def test_two_nodes_give_what_one_gives(nodes: list[Server], job: str, stop: int 
         with connected(nodes[:1], job, share) as one, feeding(one, stop) as feed:
             alone = digests(feed, share)
         with connected(nodes, job, share) as both:
-            lanes = [set(node.lanes) for node in both.dealt]
+            ids = [node.node_id for node in both.nodes.usable]
+            lanes = [set(part) for part in deal(LANES, ids)]
             with feeding(both, stop) as feed:
                 assert digests(feed, share) == alone
 
@@ -175,7 +178,7 @@ def test_a_node_that_starts_again_is_waited_for(tmp_path: Path) -> None:
             for position in range(40):
                 assert feed.take(position, 60.0) is not None
                 feed.release(position, 0)
-            told = Control(both.dealt[1].transport, "endless", "", 30.0).describe()
+            told = Control(both.nodes.usable[1].transport, "endless", "", 30.0).describe()
             servers[1].terminate()
             servers[1].command += ["--listen", servers[1].address]
             servers[1].start()
@@ -184,7 +187,7 @@ def test_a_node_that_starts_again_is_waited_for(tmp_path: Path) -> None:
             assert all(found is not None for found in rest)
             assert feed.take(200, 60.0) is None
             assert feed.reconnects >= 1
-            again = Control(both.dealt[1].transport, "endless", "", 30.0).describe()
+            again = Control(both.nodes.usable[1].transport, "endless", "", 30.0).describe()
             assert again.node_id == told.node_id
             assert again.node != told.node
 
@@ -236,7 +239,7 @@ def test_a_length_that_was_told_is_held_to(nodes: list[Server]) -> None:
     with connected(nodes[:1], "finite", share) as one:
         wrong = replace(one.session, batches=one.session.batches + 40)
         with (
-            feeding(Read(wrong, one.dealt), None) as feed,
+            feeding(replace(one, session=wrong), None) as feed,
             pytest.raises(Exception, match="and described it as"),
         ):
             digests(feed, share)

@@ -10,8 +10,8 @@ from penstock.client.bodies.buffers import BufferPool
 from penstock.client.bodies.stages import TimedPool, Waited
 from penstock.client.calls.background_thread import in_background
 from penstock.client.loop.stats import Waits
+from penstock.client.nodes.fixed_nodes import one_node
 from penstock.client.reading.feed import Feed, WantedPositions
-from penstock.client.reading.route import FeedNode
 from penstock.client.reading.route_set import Prefetch
 from penstock.client.reading.slots import Delivery
 from penstock.client.run.loader_resources import Resources
@@ -67,7 +67,8 @@ class Intake:
         """
         options = self._options
         feed = Feed(
-            [FeedNode(self._resources.connect(options), session.target)],
+            one_node(self._resources.connect(options), session.target),
+            None,
             session,
             WantedPositions(
                 position,
