@@ -62,7 +62,7 @@ RECONNECT_S = 1.0
 """A node whose stream broke is asked once whether it is there, for so long: where only the
 connection was reset, nothing moves."""
 
-OPEN_S, PROBE_S = 3.0, 2.0
+OPEN_S, PROBE_S = 3.0, 5.0
 """A stream that was not accepted for so long is a reason to ask its node; and how long that may
 take."""
 
@@ -243,7 +243,7 @@ class Failover:
             if silence is None or not self._has_other(name):
                 continue
             silent_s = silence.look(now_s, self._slots, self._session.share)
-            if silent_s >= SILENT_S:
+            if silent_s >= SILENT_S and silence.is_certain:
                 self._leave(
                     name,
                     f"{route.node.target} has said nothing for {silent_s:.0f} s, though it owed "

@@ -26,6 +26,9 @@ class Silence:
     Args:
         route: The route.
         units: The log's lanes.
+
+    Attributes:
+        is_certain: It is known whether the node owes something.
     """
 
     def __init__(self, route: Route, units: LaneUnits) -> None:
@@ -33,7 +36,7 @@ class Silence:
         self._lanes = frozenset(route.node.lanes)
         self._stream: OpenStream | None = None
         self._quiet_s: float | None = None  # since when it owes something, or has answered
-        self._is_certain = True
+        self.is_certain = True
 
     def look(self, now_s: float, slots: Slots, share: Share) -> float:
         """Return for how long it has said nothing, and owed something, or may have."""
@@ -58,16 +61,16 @@ class Silence:
         stream = self._stream
         if stream is not None and not stream.has_opened:
             return silent_s >= open_s
-        return silent_s >= DOUBTED_S and not self._is_certain
+        return silent_s >= DOUBTED_S and not self.is_certain
 
     def note_answer(self, now_s: float) -> None:
         """Note that its node is there, though it is not known whether it owes anything."""
-        if not self._is_certain and self._quiet_s is not None:
+        if not self.is_certain and self._quiet_s is not None:
             self._quiet_s = now_s
 
     def _owes(self, stream: OpenStream, slots: Slots, share: Share) -> bool:
         """Tell whether a node owes something, or may."""
-        self._is_certain = True
+        self.is_certain = True
         if not stream.has_opened:
             return True
         if stream.has_ended:
@@ -85,6 +88,6 @@ class Silence:
         if not self._lanes:
             return True
         if stream.order is None:  # lanes that have ended are passed over, and which is not known
-            self._is_certain = False
+            self.is_certain = False
             return True
         return stream.order.lane_offset(position).lane in self._lanes
