@@ -24,9 +24,9 @@ from support import HERE, interleaved, median, serving, spread, table, write_job
 from penstock.client.bodies.buffers import BufferPool
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
+from penstock.client.nodes.dealing import LaneUnits
 from penstock.client.nodes.fixed_nodes import FixedNodes
 from penstock.client.nodes.known_node import KnownNode
-from penstock.client.nodes.lane_units import LaneUnits
 from penstock.client.reading.feed import Feed, WantedPositions
 from penstock.client.reading.route_set import Prefetch
 from penstock.client.session.session import Session
@@ -120,10 +120,17 @@ def _feed(addresses: list[str], share: Share, start: int) -> Iterator[Feed]:
             stack.callback(transport.close)
             nodes.append(KnownNode(address, 0, address, transport, 1))
         info = Control(nodes[0].transport, "cheap", addresses[0], 60.0).describe()
-        session = Session(addresses[0], "cheap", ((0, info.log_id),), "", None, share)
+        session = Session(
+            addresses[0],
+            "cheap",
+            ((0, info.log_id),),
+            "",
+            None,
+            share,
+            LaneUnits(LANES, snapshot_every=16),
+        )
         wanted = WantedPositions(start, None, Prefetch(4, 1 << 24), 1 << 24)
-        units = LaneUnits(LANES, snapshot_every=16)
-        feed = Feed(FixedNodes(nodes), units, session, wanted, BufferPool(9))
+        feed = Feed(FixedNodes(nodes), session, wanted, BufferPool(9))
         try:
             yield feed
         finally:

@@ -20,9 +20,9 @@ from links import Link
 from penstock.client.bodies.buffers import BufferPool
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
+from penstock.client.nodes.dealing import LaneUnits
 from penstock.client.nodes.fixed_nodes import FixedNodes
 from penstock.client.nodes.known_node import KnownNode
-from penstock.client.nodes.lane_units import LaneUnits
 from penstock.client.reading.feed import Feed, WantedPositions
 from penstock.client.reading.route_set import Prefetch
 from penstock.client.session.session import Session
@@ -117,12 +117,12 @@ class Cluster:
                 store="",
                 batches=info.batches if info.HasField("batches") else None,
                 share=share,
+                units=LaneUnits(info.lanes, snapshot_every=EVERY),
                 finite=info.finite,
                 given_from=0,
             )
             wanted = WantedPositions(0, stop, Prefetch(4, 1 << 20), 1 << 20)
-            units = LaneUnits(info.lanes, snapshot_every=EVERY)
-            feed = Feed(FixedNodes(nodes), units, session, wanted, BufferPool(9))
+            feed = Feed(FixedNodes(nodes), session, wanted, BufferPool(9))
             try:
                 yield feed
             finally:

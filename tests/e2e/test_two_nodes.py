@@ -16,10 +16,9 @@ from penstock.client import Loader
 from penstock.client.bodies.buffers import BufferPool
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
-from penstock.client.nodes.dealing import deal
+from penstock.client.nodes.dealing import LaneUnits
 from penstock.client.nodes.fixed_nodes import FixedNodes
 from penstock.client.nodes.known_node import KnownNode
-from penstock.client.nodes.lane_units import LaneUnits
 from penstock.client.reading.feed import Feed, WantedPositions
 from penstock.client.reading.route_set import Prefetch
 from penstock.client.session.session import Session
@@ -73,7 +72,6 @@ class Read:
 
     session: Session
     nodes: FixedNodes
-    units: LaneUnits
 
 
 @contextlib.contextmanager
@@ -96,13 +94,14 @@ def connected(servers: list[Server], job: str, share: Share) -> Iterator[Read]:
             store=told[0].store,
             batches=told[0].batches if told[0].HasField("batches") else None,
             share=share,
+            units=LaneUnits(told[0].lanes, tuple(told[0].units), told[0].log_id),
             finite=told[0].finite,
         )
         nodes = [
-            KnownNode(info.node_id, 0, server.address, transport, 1)
+            KnownNode(info.node_id, 0, server.address, transport, info.workers)
             for info, transport, server in zip(told, transports, servers, strict=True)
         ]
-        yield Read(session, FixedNodes(nodes), LaneUnits(told[0].lanes))
+        yield Read(session, FixedNodes(nodes))
 
 
 @contextlib.contextmanager
@@ -111,7 +110,7 @@ def feeding(read: Read, stop: int | None, **options: Any) -> Iterator[Feed]:
     given = {"prefetch": 7, "prefetch_bytes": 1 << 20, "max_body_bytes": 1 << 20} | options
     prefetch = Prefetch(given["prefetch"], given["prefetch_bytes"])
     wanted = WantedPositions(0, stop, prefetch, given["max_body_bytes"])
-    feed = Feed(read.nodes, read.units, read.session, wanted, BufferPool(9))
+    feed = Feed(read.nodes, read.session, wanted, BufferPool(9))
     try:
         yield feed
     finally:
@@ -141,8 +140,8 @@ def test_two_nodes_give_what_one_gives(nodes: list[Server], job: str, stop: int 
         with connected(nodes[:1], job, share) as one, feeding(one, stop) as feed:
             alone = digests(feed, share)
         with connected(nodes, job, share) as both:
-            ids = [node.node_id for node in both.nodes.usable]
-            lanes = [set(part) for part in deal(LANES, ids)]
+            weights = {node.node_id: node.workers for node in both.nodes.usable}
+            lanes = [set(part) for part in both.session.units.by_node(weights).values()]
             with feeding(both, stop) as feed:
                 assert digests(feed, share) == alone
 

@@ -14,9 +14,9 @@ from links import Link
 from penstock.client.bodies.buffers import BufferPool
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
+from penstock.client.nodes.dealing import LaneUnits
 from penstock.client.nodes.fixed_nodes import FixedNodes
 from penstock.client.nodes.known_node import KnownNode
-from penstock.client.nodes.lane_units import LaneUnits
 from penstock.client.reading.feed import Feed, WantedPositions
 from penstock.client.reading.route_set import Prefetch
 from penstock.client.session.session import Session
@@ -57,11 +57,12 @@ def reading(
             store="",
             batches=info.batches if info.HasField("batches") else None,
             share=share or Share(1, 0, 1),
+            units=LaneUnits(LANES),
             finite=info.finite,
         )
         nodes = FixedNodes(found)
         wanted = WantedPositions(0, stop, Prefetch(6, 1 << 20), 1 << 20)
-        feed = Feed(nodes, LaneUnits(LANES), session, wanted, BufferPool(9))
+        feed = Feed(nodes, session, wanted, BufferPool(9))
         try:
             yield feed, nodes
         finally:

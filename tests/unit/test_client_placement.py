@@ -9,8 +9,9 @@ from math import lcm
 
 import pytest
 
-from penstock.client.nodes.lane_units import LaneUnits, read_lanes
-from penstock.client.nodes.placement import HEALTHY_S, Placement
+from penstock.client.nodes.dealing import LaneUnits
+from penstock.client.nodes.placement import FORGOTTEN_S, HEALTHY_S, Placement
+from penstock.client.nodes.read_lanes import read_lanes
 from penstock.wire.order import Share
 
 ROW = 12
@@ -236,8 +237,35 @@ def test_the_lanes_that_a_rank_meets_are_known_without_reading() -> None:
 
 
 def test_units_are_numbered_without_gaps() -> None:
-    units = LaneUnits(7, (4, 9, 4), 16)
+    units = LaneUnits(7, (4, 9, 4), snapshot_every=16)
 
-    assert [units.unit_of(lane) for lane in range(7)] == [0, 1, 0, 0, 1, 0, 0]
-    assert (units.count, units.row) == (2, 112)
-    assert (LaneUnits(5).count, LaneUnits(5).row) == (5, 5)
+    assert list(units.of_lane) == [0, 1, 0, 0, 1, 0, 0]
+    assert (len(units.members), units.row) == (2, 112)
+    assert LaneUnits(5).row == 5
+
+
+def test_a_node_that_is_gone_for_a_while_moves_no_unit_of_others() -> None:
+    """Names that are no row are dealt otherwise without it: not before it has long been gone."""
+    names = ["zebra", "heron", "lynx", "otter"]
+    placement = Placement(48, ROW)
+    placement.know(dict.fromkeys(names, 1), 0.0)
+    placement.settle(0.0, 0, 5)
+    before = placement.owners
+    placement.leave("lynx", "it broke", 1.0)
+    assert {move.before for move in placement.settle(1.0, 0, 5)} == {"lynx"}
+    placement.know(dict.fromkeys(["zebra", "heron", "otter"], 1), 20.0)
+
+    for second in range(20, 200, 10):
+        assert placement.settle(second, second * ROW, second * ROW + 5) == []
+    placement.know(dict.fromkeys(names, 1), 200.0)
+    placement.answers("lynx", 200.0)
+    placement.settle(240.0, 240 * ROW, 240 * ROW + 5)
+    placement.settle(241.0, 245 * ROW, 245 * ROW + 5)
+    assert placement.owners == before
+
+    placement.leave("lynx", "it broke", 300.0)
+    placement.settle(300.0, 300 * ROW, 300 * ROW + 5)
+    gone = dict.fromkeys(["zebra", "heron", "otter"], 1)
+    placement.know(gone, 301.0)
+    placement.know(gone, 301.0 + FORGOTTEN_S)
+    assert placement.left == {}

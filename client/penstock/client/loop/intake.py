@@ -10,7 +10,6 @@ from penstock.client.bodies.buffers import BufferPool
 from penstock.client.bodies.stages import TimedPool, Waited
 from penstock.client.calls.background_thread import in_background
 from penstock.client.loop.stats import Waits
-from penstock.client.nodes.fixed_nodes import one_node
 from penstock.client.reading.feed import Feed, WantedPositions
 from penstock.client.reading.route_set import Prefetch
 from penstock.client.reading.slots import Delivery
@@ -63,12 +62,13 @@ class Intake:
             steps: How many steps are wanted; None = until the log ends.
 
         Raises:
-            PenstockError: See `Resources.connect`.
+            PenstockError: See `Resources.connect` and `LoaderNodes.wait_usable`.
         """
         options = self._options
+        nodes = self._resources.connect(options)
+        nodes.wait_usable(options.deadline_s)
         feed = Feed(
-            one_node(self._resources.connect(options), session.target),
-            None,
+            nodes,
             session,
             WantedPositions(
                 position,

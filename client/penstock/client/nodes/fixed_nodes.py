@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.client.nodes.known_node import KnownNode, NodeLeftOut
-from penstock.wire.transports import Transport
 
 
 @dataclass
@@ -16,15 +15,12 @@ class FixedNodes:
     Attributes:
         usable: They; replaced as a whole.
         left_out: Those that are not read.
+        is_one: See `KnownNodes`.
     """
 
     usable: Sequence[KnownNode]
     left_out: Sequence[NodeLeftOut] = ()
+    is_one: bool = False
 
     def look_again(self) -> None:
         """Do nothing: there is nothing to ask."""
-
-
-def one_node(transport: Transport, target: str) -> FixedNodes:
-    """Return the one node of a target."""
-    return FixedNodes((KnownNode("", 0, target, transport, 1),))

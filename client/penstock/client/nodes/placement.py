@@ -23,6 +23,10 @@ HEALTHY_S = 30.0
 a node that starts again and again would take its units each time, to leave them half a minute
 later."""
 
+FORGOTTEN_S = 300.0
+"""A node that was left, and is not known any more, is dealt to as one that is away for so long:
+what others make does not move for it, there and back."""
+
 KEPT_DEALS = 8
 """Results of dealing that are kept."""
 
@@ -33,13 +37,7 @@ class Deal(Protocol):
     def __call__(
         self, units: int, weights: Mapping[str, int], *, away: Collection[str]
     ) -> tuple[str, ...]:
-        """Return the node of each of so many units.
-
-        Args:
-            units: How many.
-            weights: Of all nodes, by their ids.
-            away: Nodes that get nothing now: what is theirs goes to others, and nothing else moves.
-        """
+        """Return the node of each unit, see `dealing.deal`."""
         ...
 
 
@@ -86,12 +84,14 @@ class _NodeHealth:
         healthy_s: Since when it may be asked.
         left: Why it is not; None = it is.
         is_known: It is among those that are known now.
+        gone_s: Since when it is not.
     """
 
     weight: int
     healthy_s: float
     left: LeftNode | None = None
     is_known: bool = True
+    gone_s: float = 0.0
 
 
 class Placement:
@@ -108,8 +108,8 @@ class Placement:
         planned: What changes at a boundary; None = nothing.
     """
 
-    def __init__(self, units: int, row: int, dealt: Deal | None = None) -> None:
-        self._units, self._row, self._deal = units, row, dealt or _deal
+    def __init__(self, units: int, row: int, dealt: Deal = deal) -> None:
+        self._units, self._row, self._deal = units, row, dealt
         self._nodes: dict[str, _NodeHealth] = {}
         self._results: dict[object, tuple[str, ...]] = {}  # dealing 10,000 units takes long
         self._troubled_s = -math.inf  # when a node was left last
@@ -128,6 +128,8 @@ class Placement:
             return
         first = not self._nodes
         for name, node in self._nodes.items():
+            if node.is_known and name not in weights:
+                node.gone_s = now_s
             node.is_known = name in weights
         for name, weight in weights.items():
             known = self._nodes.get(name)
@@ -137,7 +139,10 @@ class Placement:
                 known.weight = weight
         used = {*self.owners, *(self.planned.owners if self.planned else ())}
         for name in [name for name, node in self._nodes.items() if not node.is_known]:
-            if name not in used:
+            node = self._nodes[name]
+            # One that was left may be back under its name: until then dealing counts it as away.
+            is_awaited = node.left is not None and now_s - node.gone_s < FORGOTTEN_S
+            if name not in used and not is_awaited:
                 del self._nodes[name]
 
     def leave(self, name: str, why: str, now_s: float, *, for_good: bool = False) -> None:
@@ -225,7 +230,11 @@ class Placement:
 
     def _dealt(self, away: Collection[str]) -> tuple[str, ...]:
         """Return the node of each unit as dealt to the nodes known now; empty = all are away."""
-        weights = {name: node.weight for name, node in self._nodes.items() if node.is_known}
+        weights = {
+            name: node.weight
+            for name, node in self._nodes.items()
+            if node.is_known or node.left is not None
+        }
         if all(name in away for name in weights):
             return ()
         key = frozenset(weights.items()), frozenset(away)
@@ -234,12 +243,3 @@ class Placement:
                 self._results.clear()
             self._results[key] = self._deal(self._units, weights, away=away)
         return self._results[key]
-
-
-def _deal(units: int, weights: Mapping[str, int], *, away: Collection[str]) -> tuple[str, ...]:
-    present = sorted(name for name in weights if name not in away)
-    owners = [""] * units
-    for name, own in zip(present, deal(units, present), strict=True):
-        for unit in own:
-            owners[unit] = name
-    return tuple(owners)

@@ -11,11 +11,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from penstock.client.calls.background_thread import log_in_background
+from penstock.client.nodes.dealing import deal
 from penstock.client.nodes.known_node import KnownNode, KnownNodes
-from penstock.client.nodes.lane_units import LaneUnits, read_lanes
 from penstock.client.nodes.placement import LeftNode, Placement, UnitMove
+from penstock.client.nodes.read_lanes import read_lanes
 from penstock.client.reading.route import FeedNode, Route
 from penstock.client.reading.route_set import RouteSet
 from penstock.client.reading.silence import SILENT_S, Silence
@@ -83,7 +85,6 @@ class Failover:
 
     Args:
         nodes: The nodes, as they are known.
-        units: Which lanes go together.
         context: What all streams have in common.
         routes: The routes.
         rng: Where jitter comes from.
@@ -92,15 +93,15 @@ class Failover:
     def __init__(
         self,
         nodes: KnownNodes,
-        units: LaneUnits,
         context: FeedContext,
         routes: RouteSet,
         rng: random.Random | None = None,
     ) -> None:
-        self._known, self._units, self._context, self._routes = nodes, units, context, routes
+        self._known, self._context, self._routes = nodes, context, routes
         self._slots, self._session = context.slots, context.session
+        self._units = units = self._session.units
         self._rng = rng or random.Random()  # seeded by the system: ranks must not move in step
-        self._placement = Placement(units.count, units.row)
+        self._placement = Placement(len(units.members), units.row, partial(deal, salt=units.salt))
         share = self._session.share
         # In a finite log positions move up as lanes end: any rank may come to read any lane.
         self._lanes = (
@@ -213,9 +214,7 @@ class Failover:
                 return
             if now_s - self._looked_s > LATE_S:
                 # This process was stopped, not the nodes: what they said meanwhile is not read yet.
-                self._silences = {
-                    route: Silence(route, self._units) for route in self._routes.routes
-                }
+                self._silences = {route: Silence(route) for route in self._routes.routes}
             self._looked_s = now_s
             self._take_known(now_s)
             self._look_for_silence(now_s)
@@ -228,7 +227,10 @@ class Failover:
         """Take over which nodes are known, and which of them drain."""
         nodes = self._known.usable
         for node in nodes:
-            self._nodes[node.node_id] = node
+            before, self._nodes[node.node_id] = self._nodes.get(node.node_id), node
+            left = self._placement.left.get(node.node_id)
+            if left and left.for_good and before and before.incarnation != node.incarnation:
+                self._placement.leave(node.node_id, left.why, now_s)  # it has started again
             self._numbers.setdefault(node.node_id, len(self._numbers))
         self._placement.know({node.node_id: node.workers or 1 for node in nodes}, now_s)
         for node in nodes:
@@ -257,9 +259,8 @@ class Failover:
     def _due(self, now_s: float) -> list[str]:
         """Return the nodes that are to be asked now whether they are there."""
         placement = self._placement
-        waits = dict.fromkeys(placement.left, AGAIN_S) | dict.fromkeys(
-            placement.on_trial(now_s), TRIAL_S
-        )
+        left = [name for name in placement.left if not self._nodes[name].draining]
+        waits = dict.fromkeys(left, AGAIN_S) | dict.fromkeys(placement.on_trial(now_s), TRIAL_S)
         self._probed_s = {name: at for name, at in self._probed_s.items() if name in waits}
         found = []
         for name, wait_s in waits.items():
@@ -306,12 +307,8 @@ class Failover:
         try:
             data = node.transport.unary("Feed/Describe", request.SerializeToString(), timeout_s)
             reply = parse(feed_pb2.DescribeReply, data)
-        except PenstockError:
+        except (PenstockError, ValueError):  # gRPC's, of a channel that was closed meanwhile
             return False
-        except Exception:
-            if self._closed.is_set():
-                return False  # the channel was closed with the Loader
-            raise
         with self._lock:
             left = self._placement.left.get(name)
             if left is not None and left.for_good and reply.node:
@@ -377,7 +374,7 @@ class Failover:
         lanes: dict[str, list[int]] = {}
         losing: set[str] = set()
         for lane in sorted(self._lanes) if owners else ():
-            unit = self._units.unit_of(lane)
+            unit = self._units.of_lane[lane]
             if owners[unit] not in refusing:
                 lanes.setdefault(owners[unit], []).append(lane)
             if planned is not None and planned.owners[unit] != owners[unit]:
@@ -399,9 +396,7 @@ class Failover:
             routes.append(route)
         gone = [name for name in before if name in self._left and name not in lanes]
         self._routes.use(routes, left=len(gone))
-        self._silences = {
-            route: self._silences.get(route) or Silence(route, self._units) for route in routes
-        }
+        self._silences = {route: self._silences.get(route) or Silence(route) for route in routes}
         if self._is_reading:
             for route in fresh:
                 route.start()
@@ -416,7 +411,7 @@ class Failover:
             self._session.job,
             what,
             len(moves),
-            self._units.count,
+            len(self._units.members),
             f" ({text})" if text else "",
             self._slots.arrivals.missing,
         )

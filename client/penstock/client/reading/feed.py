@@ -9,7 +9,6 @@ from typing import Any
 from penstock.client.bodies.buffers import BodyAllocator
 from penstock.client.calls.background_thread import Patience, in_background
 from penstock.client.nodes.known_node import KnownNodes
-from penstock.client.nodes.lane_units import LaneUnits
 from penstock.client.reading.ahead import Ahead
 from penstock.client.reading.failover import Failover
 from penstock.client.reading.route import FeedNode, Route
@@ -47,8 +46,6 @@ class Feed:
 
     Args:
         nodes: Where batches come from.
-        units: Which lanes are dealt to nodes together; None = the first node makes all of them, and
-            no other is asked.
         session: What streams open with, and which positions are the rank's own.
         wanted: Which positions, and how much of them may be here.
         pool: Where bodies land.
@@ -61,7 +58,6 @@ class Feed:
     def __init__(
         self,
         nodes: KnownNodes,
-        units: LaneUnits | None,
         session: Session,
         wanted: WantedPositions,
         pool: BodyAllocator,
@@ -72,12 +68,12 @@ class Feed:
         context = FeedContext(session, self._slots, pool, wanted.max_body_bytes)
         self._routes = RouteSet(context, prefetch)
         self._failover: Failover | None = None
-        if units is None:
+        if nodes.is_one:
             [node, *_] = nodes.usable
             alone = FeedNode(node.transport, node.target)
             self._routes.use([Route(0, alone, context, self._routes)])
         else:
-            self._failover = Failover(nodes, units, context, self._routes)
+            self._failover = Failover(nodes, context, self._routes)
         # Set by the consumer.
         self.ahead: Ahead | None = None
         self.is_prepared = False

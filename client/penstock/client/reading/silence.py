@@ -6,7 +6,6 @@ or that nothing comes through; while it owes nothing, silence means nothing.
 
 from __future__ import annotations
 
-from penstock.client.nodes.lane_units import LaneUnits
 from penstock.client.reading.route import Route
 from penstock.client.reading.slots import Slots
 from penstock.client.reading.stream import OpenStream
@@ -25,14 +24,13 @@ class Silence:
 
     Args:
         route: The route.
-        units: The log's lanes.
 
     Attributes:
         is_certain: It is known whether the node owes something.
     """
 
-    def __init__(self, route: Route, units: LaneUnits) -> None:
-        self._route, self._units = route, units
+    def __init__(self, route: Route) -> None:
+        self._route = route
         self._lanes = frozenset(route.node.lanes)
         self._stream: OpenStream | None = None
         self._quiet_s: float | None = None  # since when it owes something, or has answered
