@@ -16,6 +16,7 @@ class Link:
 
     Attributes:
         address: Where it listens.
+        refuses: Who connects is hung up on.
         delay_s: How long each piece lies in the cable.
     """
 
@@ -24,7 +25,7 @@ class Link:
         self._target = host, int(port)
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        self.delay_s = 0.0
+        self.delay_s, self.refuses = 0.0, False
         self._passes, self._closed = threading.Event(), threading.Event()
         self._passes.set()
         self._open: set[socket.socket] = set()
@@ -70,6 +71,9 @@ class Link:
 
     def _join(self, ours: socket.socket) -> None:
         self._passes.wait()
+        if self.refuses:
+            ours.close()
+            return
         try:
             theirs = socket.create_connection(self._target)
         except OSError:
