@@ -132,6 +132,7 @@ class OneNode:
     def __init__(self, transport: Transport, target: str) -> None:
         self.usable: Sequence[KnownNode] = ()
         self.left_out: Sequence[NodeLeftOut] = ()
+        self.is_one = True
         self._way, self._store = Way(target, transport), ""
 
     def ways(self) -> Sequence[Way]:
@@ -218,6 +219,7 @@ class TargetNodes:
     ) -> None:
         self.usable: Sequence[KnownNode] = ()
         self.left_out: Sequence[NodeLeftOut] = ()
+        self.is_one = False
         self._origins, self._text, self._job, self._grouped = list(origins), text, job, grouped
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._guard = threading.Lock()  # taken in the background alone
