@@ -60,8 +60,10 @@ class DefaultBatchCollator(BatchCollator):
 
     def _stacked(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
         samples = [sample for row in rows for sample in row]
-        values = _stack_all(samples, context, not_stacked(samples))
-        count_noted(samples, context)
+        noted = not_stacked(samples)
+        values = _stack_all(samples, context, noted)
+        if noted:
+            count_noted(samples, context)
         context.count("samples", len(samples))
         if isinstance(ids := values.get("input_ids"), np.ndarray | Joined):
             context.count("tokens", ids.size)

@@ -157,7 +157,7 @@ def count_noted(samples: Iterable[Sample], context: CollateContext) -> None:
         BadBatch: A name is not text, or a number not whole, or larger than a message has room for.
     """
     for sample in samples:
-        if isinstance(noted := sample.get(NOTED), Mapping):
+        if NOTED in sample and isinstance(noted := sample[NOTED], Mapping):
             for name, number in noted.items():
                 if not isinstance(name, str) or not _is_count(number):
                     raise bad_batch(
@@ -170,8 +170,10 @@ def count_noted(samples: Iterable[Sample], context: CollateContext) -> None:
 
 def not_stacked(samples: Sequence[Sample]) -> list[str]:
     """Return the keys that are notes for the batch's counts, and no values."""
-    noted = any(isinstance(sample.get(NOTED), Mapping) for sample in samples)
-    return [NOTED] if noted else []
+    for sample in samples:
+        if NOTED in sample and isinstance(sample[NOTED], Mapping):
+            return [NOTED]
+    return []
 
 
 def _is_count(number: Any) -> bool:
