@@ -208,7 +208,7 @@ def test_a_processor_cannot_lose_an_item_to_a_store_that_is_away(tmp_path: Path)
 
 
 def test_a_node_ends_while_its_worker_waits_for_a_server_that_is_silent(tmp_path: Path) -> None:
-    """A worker in the middle of a request is ended with its node, after `drain_seconds`, and leaves no process behind."""
+    """After `drain_seconds`, a worker in the middle of a request too; no process is left behind."""
     write_far(tmp_path / "far", 4)
     with FarStore(tmp_path / "far") as store:
         store.held = {f"{n % 2}/{n}.jpg": threading.Event() for n in range(4)}
