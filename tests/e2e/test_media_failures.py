@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+import psutil
 import pytest
 
 from e2e.test_media import ROLES, crcs, job_of, line_of, picture, sums, write_jobs, write_media
@@ -204,6 +205,24 @@ def test_a_processor_cannot_lose_an_item_to_a_store_that_is_away(tmp_path: Path)
         found = made(file)
 
     assert found == {n: crcs(picture(n)) for n in range(8)}
+
+
+def test_a_node_ends_while_its_worker_waits_for_a_server_that_is_silent(tmp_path: Path) -> None:
+    """After `drain_seconds`, a worker in the middle of a request too; no process is left behind."""
+    write_far(tmp_path / "far", 4)
+    with FarStore(tmp_path / "far") as store:
+        store.held = {f"{n % 2}/{n}.jpg": threading.Event() for n in range(4)}
+        job = job_of(items_of(4), {"dir": store.url}, lanes=1)
+        with serving(write_jobs(tmp_path, {"main": job}, workers=1, drain_seconds=1)) as server:
+            reader = server.read("main", horizon=1)
+            eventually(lambda: bool(store.asked), 60.0, "the worker waits for the store")
+            [pid] = server.worker_pids()
+
+            assert server.terminate() == 0
+            reader.cancel()
+
+        assert all(not gate.is_set() for gate in store.held.values())
+        eventually(lambda: not psutil.pid_exists(pid), 60.0, "the worker has ended")
 
 
 def test_a_worker_that_is_killed_while_it_fetches_costs_nothing(tmp_path: Path) -> None:

@@ -196,6 +196,16 @@ def test_ranges_that_lie_are_no_bytes_of_the_file(head: str, said: str) -> None:
     assert said in caught.value.message
 
 
+@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified", "302 Found", "203 Odd"])
+def test_replies_without_a_file_are_no_empty_file(status: str) -> None:
+    """Only 200 and 206 give bytes of one."""
+    with (
+        HostileServer(reply('ETag: "a"; Content-Length: 0', status=status)) as server,
+        pytest.raises(SourceUnavailable, match=f"the server answers {status}, and gives no file"),
+    ):
+        medium_of(server.url).read()
+
+
 def test_an_endless_reply_is_counted_up_to_the_bound() -> None:
     """Of a reply in chunks without a length no more is read than a medium may have."""
     sent = threading.Event()

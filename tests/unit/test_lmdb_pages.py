@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import struct
+import tracemalloc
 from pathlib import Path
 
 import lmdb
@@ -106,6 +107,39 @@ def test_descriptions_that_cannot_be_are_refused(
 
     with pytest.raises(DamagedLmdb, match=said):
         check(tmp_path / "a.mdb", changed(data, at, value))
+
+
+def test_any_damage_gives_a_named_error_or_none(tmp_path: Path) -> None:
+    """In the description and the tree of free pages, of a file whose end is missing, too."""
+    path, seed = tmp_path / "a.mdb", 24
+    write(path)
+    made = lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 26)
+    for first in range(0, 200, 2):
+        with made.begin(write=True) as writing:
+            writing.delete(f"{first:04}".encode())
+    made.close()
+    data = path.read_bytes()
+    tracemalloc.start()
+    try:
+        for number in range(1000):
+            draw = random.Random(f"{seed} {number}")
+            out = bytearray(data if draw.random() < 0.3 else data[: -PAGE * draw.randint(1, 40)])
+            for _ in range(draw.choice((1, 2, 5))):
+                at = draw.choice((META_AT, PAGE + META_AT)) + draw.randrange(150)
+                if draw.random() < 0.5:
+                    at = draw.randrange(2, len(out) // PAGE) * PAGE + draw.randrange(64)
+                value = draw.choice((b"\xff" * 8, bytes(8), draw.randbytes(4), b"\x03"))
+                out[at : at + len(value)] = value
+            try:
+                check(path, bytes(out))
+            except DamagedLmdb:
+                continue
+            except Exception as error:
+                pytest.fail(f"seed {seed}, file {number}: {error!r}")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20
 
 
 def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:

@@ -220,6 +220,8 @@ class HttpRanges(StoreRanges):
         self, reply: Any, start: int, stop: int, clock: ReplyClock
     ) -> tuple[bytes, Stamp]:
         """Return the bytes of a reply, and the stamp that it tells."""
+        if reply.status not in (200, 206):
+            raise OSError(f"the server answers {reply.status} {reply.reason}, and gives no file")
         if (coding := reply.headers.get("Content-Encoding", "identity")) != "identity":
             raise OSError(f"the server gives it as {coding!r}, though asked for it as it is")
         told = {name: reply.headers.get(name) for name in ("ETag", "Last-Modified")}

@@ -255,8 +255,9 @@ class FileMedium(Medium):
 
     def _check_bytes(self, size: int) -> None:
         if size > self._most_bytes:
+            part = "" if self._reference.length is None else "the part that the item names of "
             raise BadItem(
-                f"{self.name} has {size:,} bytes or more, and max_file_bytes of media is "
+                f"{part}{self.name} has {size:,} bytes or more, and max_file_bytes of media is "
                 f"{self._most_bytes:,}: raise that, if such files are meant",
                 reason=f"{self.name} has {size:,} bytes or more",
                 path=self.name,

@@ -34,6 +34,8 @@ _MOST_MAPPED = 1 << 46
 """Bytes that a process may map."""
 
 _MAX_DEPTH, _MAX_FREE_PAGES = 32, 1 << 16
+_MAX_FREE_BYTES = 64 << 20
+"""Of the lists of free pages, all together: 8 million pages."""
 
 
 class DamagedLmdb(Exception):
@@ -115,9 +117,9 @@ class LmdbPages:
         return flags in (_BRANCH, _LEAF) and _PAGE.size <= lower <= upper <= self._page
 
     def _header(self, number: int) -> tuple[int, int, int, int, int]:
-        data = os.pread(self._fd, _PAGE.size, number * self._page)
-        if len(data) < _PAGE.size:
+        if (number + 1) * self._page > self._size:
             raise DamagedLmdb(f"its page {number:,} lies beyond its end")
+        data = os.pread(self._fd, _PAGE.size, number * self._page)
         return _PAGE.unpack(data)
 
     def _check_missing(self, whole: int, meta: _Meta) -> None:
@@ -125,22 +127,20 @@ class LmdbPages:
 
         Pages that were freed again before they were written may be missing at its end.
         """
-        missing = meta.last + 1 - whole
-        wrong = DamagedLmdb(
-            f"it has {self._size:,} bytes, and says that it has {meta.last + 1:,} pages of "
-            f"{self._page:,} bytes: it was cut off"
-        )
-        if missing > _MAX_FREE_PAGES:
-            raise wrong
-        lacking = set(range(whole, meta.last + 1))
-        for pages in self._free(meta.free_root):
-            lacking.difference_update(pages)
+        count = meta.last + 1 - whole
+        lacking = set(range(whole, whole + min(count, _MAX_FREE_PAGES + 1)))
+        if count <= _MAX_FREE_PAGES:
+            for pages in self._free(meta.free_root):
+                lacking.difference_update(pages)
         if lacking:
-            raise wrong
+            raise DamagedLmdb(
+                f"it has {self._size:,} bytes, and says that it has {meta.last + 1:,} pages of "
+                f"{self._page:,} bytes: it was cut off"
+            )
 
     def _free(self, root: int) -> Iterator[tuple[int, ...]]:
         """Yield the lists of free pages."""
-        waiting = [] if root == _NONE else [(root, 0)]
+        waiting, left = [] if root == _NONE else [(root, 0)], _MAX_FREE_BYTES
         for _ in range(_MAX_FREE_PAGES):
             if not waiting:
                 return
@@ -161,7 +161,10 @@ class LmdbPages:
                 found = data[value : value + (low | high << 16)]
                 if node_flags & _BIG:
                     start = int.from_bytes(found[:8], "little") * self._page + _PAGE.size
-                    found = os.pread(self._fd, min(low | high << 16, self._size), start)
+                    left -= low | high << 16
+                    if left < 0 or start >= self._size:
+                        raise DamagedLmdb("its list of free pages is damaged")
+                    found = os.pread(self._fd, min(low | high << 16, self._size - start), start)
                 count = min(int.from_bytes(found[:8], "little"), len(found) // 8 - 1)
                 if count > 0:
                     yield struct.unpack_from(f"<{count}Q", found, 8)
