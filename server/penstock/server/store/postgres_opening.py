@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from penstock.server.store import postgres_sql as sql
 from penstock.server.store.postgres_place import PostgresPlace
 from penstock.server.store.rows import DELETED, TABLES, Add, MetaRow, Put
 from penstock.server.store.sqlite_schema import FORMAT
+
+# It warns of each connection that breaks; the store says so once, and once that it is back.
+logging.getLogger("psycopg").setLevel(logging.ERROR)
 
 OLDEST_SERVER = 150000
 """PostgreSQL 15: older ones are not tried."""
