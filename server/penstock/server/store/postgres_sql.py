@@ -40,6 +40,9 @@ NUMBERS = "numbers"
 WRITERS = "writers"
 """What each process has written last: a store that is behind what it has answered lacks it."""
 
+OF_MANY = ("some", "count_each")
+"""Queries about many keys or prefixes: their answers are not kept."""
+
 Statement = tuple[str, tuple[Any, ...]]
 """A text and its values."""
 
@@ -50,7 +53,7 @@ class RowQuery(NamedTuple):
     Attributes:
         how: The method of `Tables`.
         kind: The class.
-        key: A key, or the first columns of keys; of `some`, many keys.
+        key: A key, or the first columns of keys; of those of `OF_MANY`, many of them.
         bound: `at_most` or `after`.
         limit: As of `all`.
         where: As of `all`.
@@ -133,11 +136,9 @@ def shape() -> dict[str, list[tuple[str, str, str]]]:
 def asking(schema: str, query: RowQuery) -> Statement:
     """Return the statement of a query."""
     how, kind, key, bound, limit, where, column, rank = query
-    if how == "some":
-        names = columns(kind)[: TABLES[kind].key]
-        return _some(schema, kind), tuple(
-            array([one[place] for one in key]) for place in range(len(names))
-        )
+    if how in OF_MANY:
+        text = _some(schema, kind) if how == "some" else _count_each(schema, kind, len(key[0]))
+        return text, tuple(map(array, zip(*key, strict=True)))
     if how == "steps":
         return _steps(schema), (*key, rank) * 3
     shape = (len(key), bound is not None, tuple(name for name, _ in where), limit is not None)
@@ -159,6 +160,8 @@ def answer(query: RowQuery, rows: Sequence[tuple[Any, ...]]) -> Any:
         return [found.get(place) for place in range(1, len(query.key) + 1)]
     if how == "counts":
         return dict(rows)
+    if how == "count_each":
+        return [count for _, count in sorted(rows)]
     if how == "steps":
         own, *others = rows[0]
         return own, min((step for step in others if step is not None), default=None)
@@ -215,6 +218,17 @@ def _some(schema: str, kind: type[Row]) -> str:
     return (
         f"SELECT k.place, {every} FROM unnest({_arrays(kind, key)}) WITH ORDINALITY "
         f"AS k({keys}, place) JOIN {quoted(schema)}.{quoted(table)} t ON {same}"
+    )
+
+
+@cache
+def _count_each(schema: str, kind: type[Row], prefix: int) -> str:
+    names = list(map(quoted, columns(kind)[:prefix]))
+    same = " AND ".join(f"t.{name} = k.{name}" for name in names)
+    table = f"{quoted(schema)}.{quoted(TABLES[kind].name)}"
+    return (
+        f"SELECT k.place, (SELECT count(*) FROM {table} t WHERE {same}) "
+        f"FROM unnest({_arrays(kind, prefix)}) WITH ORDINALITY AS k({', '.join(names)}, place)"
     )
 
 
