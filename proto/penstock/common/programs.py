@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
         "plan",
         "size",
         "token",
+        "store",
         "ray",
         "schema",
     ),

@@ -26,9 +26,10 @@ from penstock.server.store.rows import (
 )
 from penstock.server.store.sqlite_schema import FORMAT, columns
 
-SINCE = FORMAT
+SINCE = 6
 """The oldest format whose programs may write to a store of this one, beside programs of this one:
-those know neither the tables nor the rules that it has more."""
+they know neither the tables nor the rules that this one has more, and need not. A change that they
+must know of raises it to `FORMAT`."""
 
 _KINDS = {int: "bigint", str: 'text COLLATE "C"', bytes: "bytea"}
 
@@ -38,6 +39,9 @@ NUMBERS = "numbers"
 
 WRITERS = "writers"
 """What each process has written last: a store that is behind what it has answered lacks it."""
+
+OF_MANY = ("some", "count_each")
+"""Queries about many keys or prefixes: their answers are not kept."""
 
 Statement = tuple[str, tuple[Any, ...]]
 """A text and its values."""
@@ -49,7 +53,7 @@ class RowQuery(NamedTuple):
     Attributes:
         how: The method of `Tables`.
         kind: The class.
-        key: A key, or the first columns of keys; of `some`, many keys.
+        key: A key, or the first columns of keys; of those of `OF_MANY`, many of them.
         bound: `at_most` or `after`.
         limit: As of `all`.
         where: As of `all`.
@@ -99,10 +103,10 @@ def create_table(schema: str, kind: type[Row]) -> str:
     return f"CREATE TABLE {quoted(schema)}.{quoted(table)} ({', '.join(lines)})"
 
 
-def fresh_meta() -> list[Change]:
+def fresh_meta() -> list[MetaRow]:
     """Return the rows of a store that begins: an identity of its own among them."""
     values = {"uuid": str(uuid.uuid4()), DELETED: "0", "format": str(FORMAT), "since": str(SINCE)}
-    return [Add(MetaRow(key, value)) for key, value in values.items()]
+    return [MetaRow(key, value) for key, value in values.items()]
 
 
 SHAPE = (
@@ -132,11 +136,9 @@ def shape() -> dict[str, list[tuple[str, str, str]]]:
 def asking(schema: str, query: RowQuery) -> Statement:
     """Return the statement of a query."""
     how, kind, key, bound, limit, where, column, rank = query
-    if how == "some":
-        names = columns(kind)[: TABLES[kind].key]
-        return _some(schema, kind), tuple(
-            array([one[place] for one in key]) for place in range(len(names))
-        )
+    if how in OF_MANY:
+        text = _some(schema, kind) if how == "some" else _count_each(schema, kind, len(key[0]))
+        return text, tuple(map(array, zip(*key, strict=True)))
     if how == "steps":
         return _steps(schema), (*key, rank) * 3
     shape = (len(key), bound is not None, tuple(name for name, _ in where), limit is not None)
@@ -158,6 +160,8 @@ def answer(query: RowQuery, rows: Sequence[tuple[Any, ...]]) -> Any:
         return [found.get(place) for place in range(1, len(query.key) + 1)]
     if how == "counts":
         return dict(rows)
+    if how == "count_each":
+        return [count for _, count in sorted(rows)]
     if how == "steps":
         own, *others = rows[0]
         return own, min((step for step in others if step is not None), default=None)
@@ -218,6 +222,17 @@ def _some(schema: str, kind: type[Row]) -> str:
 
 
 @cache
+def _count_each(schema: str, kind: type[Row], prefix: int) -> str:
+    names = list(map(quoted, columns(kind)[:prefix]))
+    same = " AND ".join(f"t.{name} = k.{name}" for name in names)
+    table = f"{quoted(schema)}.{quoted(TABLES[kind].name)}"
+    return (
+        f"SELECT k.place, (SELECT count(*) FROM {table} t WHERE {same}) "
+        f"FROM unnest({_arrays(kind, prefix)}) WITH ORDINALITY AS k({', '.join(names)}, place)"
+    )
+
+
+@cache
 def _steps(schema: str) -> str:
     source = f"{quoted(schema)}.{TABLES[CursorRow].name} WHERE group_id = %s AND generation = %s"
     return (
@@ -235,7 +250,12 @@ def array(values: Sequence[Value]) -> str | list[Value]:
     """
     if isinstance(values[0], int):
         return "{" + ",".join(map(str, values)) + "}"
-    return list(values)
+    return list(map(_storable, values))
+
+
+def _storable(value: Value) -> Value:
+    """Return a value as a column takes it: in messages of others may be NUL, and in no text."""
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) else value
 
 
 def _arrays(kind: type[Row], count: int) -> str:
@@ -282,7 +302,7 @@ def writing(schema: str, changes: Sequence[Change]) -> Iterator[Statement]:
             else:
                 rows = [change.row for change in run.values() if not isinstance(change, Drop)]
                 if len(rows) == 1:
-                    yield _write(schema, kind, how, True), tuple(rows[0])
+                    yield _write(schema, kind, how, True), tuple(map(_storable, rows[0]))
                 else:
                     values = tuple(map(array, zip(*rows, strict=True)))
                     yield _write(schema, kind, how, False), values

@@ -83,6 +83,10 @@ class Tables(ABC):
         """Return how many rows begin with `prefix`."""
 
     @abstractmethod
+    async def count_each(self, kind: type[Row], prefixes: Sequence[tuple[Value, ...]]) -> list[int]:
+        """Return how many rows begin with each of many prefixes, all of one length."""
+
+    @abstractmethod
     async def steps(
         self, group_id: int, generation: int, rank: int
     ) -> tuple[int | None, int | None]:
