@@ -30,6 +30,10 @@ class Tables(ABC):
     async def get(self, kind: type[R], *key: Value) -> R | None:
         """Return the row of a key."""
 
+    async def each(self, kind: type[R], keys: Sequence[tuple[Value, ...]]) -> list[R | None]:
+        """Return the rows of keys, in their order; a database over the network asks once."""
+        return [await self.get(kind, *key) for key in keys]
+
     @abstractmethod
     async def last(self, kind: type[R], *prefix: Value, at_most: int | None = None) -> R | None:
         """Return the row with the highest key that begins with `prefix`.
