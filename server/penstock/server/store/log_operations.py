@@ -320,7 +320,7 @@ async def _changes(tables: Tables, log_id: bytes, after: int | None) -> LogChang
     if after is None or last <= after:
         return LogChanges(last, [], [])
     changed = [row for row in await tables.all(VerdictRow, log_id) if row.change > after]
-    halts = await tables.all(HaltRow, log_id, after=after)
+    halts = await tables.all(HaltRow, log_id)
     return LogChanges(
         last, [verdicts.verdict_of(row) for row in changed], list(map(lanes.halt_of, halts))
     )

@@ -213,7 +213,7 @@ class LogChanges(NamedTuple):
     Attributes:
         change: The number of its last change: the next call asks for what comes after it.
         verdicts: Those that were made or released, as they are now, by number.
-        halts: By number; the last 256 changes' at most.
+        halts: All that stand, by number; the last 256 changes' at most.
     """
 
     change: int

@@ -892,7 +892,7 @@ class StoreContract(ABC):
         assert other.change == 1
         assert await again.changes(LOG, 0) == LogChanges(3, [released], [halt])
         assert await again.changes(LOG, 1) == LogChanges(3, [released], [halt])
-        assert await again.changes(LOG, 2) == LogChanges(3, [released], [])
+        assert await again.changes(LOG, 2) == LogChanges(3, [released], [halt])
         assert (
             await again.changes(LOG, 3) == await again.changes(LOG, None) == LogChanges(3, [], [])
         )
@@ -957,6 +957,21 @@ class StoreContract(ABC):
         assert (second.outlived, third.outlived) == (0, 1)
         assert await store.followed([], [], "a") == Followed({}, {}, 3, 2)
         assert await store.followed([], [], "b") == Followed({}, {}, 1, 0)
+
+    async def test_a_lane_stays_stopped_until_its_node_begins_again(self, store: Store) -> None:
+        """Then others find that something has changed, and the halts that still stand."""
+        await store.begin_node("a")
+        mine = await store.add_halt(LOG, Halt(1, 4, "bad_item", "why", {}, "a"))
+        other = await store.add_halt(LOG, Halt(0, 2, "bad_item", "why", {}, "b"))
+        before = await store.changes(LOG, 0)
+        await store.begin_node("c")
+        unchanged = await store.followed([LOG], [])
+        await store.begin_node("a")
+
+        assert before == LogChanges(2, [], [mine, other])
+        assert unchanged.changes == {LOG: 2}
+        assert await store.changes(LOG, 2) == LogChanges(3, [], [other])
+        assert (await store.add_halt(LOG, mine)).change == 4
 
     async def test_a_verdict_holds_above_all_that_nodes_have_reserved(self, store: Store) -> None:
         """Reservations only rise, and answer with every verdict that was made before."""
