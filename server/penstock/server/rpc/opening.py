@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import NamedTuple
 
 from penstock.server.job.job import Job, find_job
 from penstock.server.pipeline.known_order import SoFar
+from penstock.server.pipeline.planner import seekable_sets
 from penstock.server.roles.collator import ValueLayout
 from penstock.server.store.rules.arguments import check_text
 from penstock.wire import MAX_TOKEN, PROTOCOL
@@ -19,7 +21,7 @@ from penstock.wire.errors import (
     ProtocolMismatch,
 )
 from penstock.wire.numbering import Numbering
-from penstock.wire.order import MAX_POSITION, Cut, Share, Tail
+from penstock.wire.order import MAX_POSITION, Cut, Share, Tail, divisors
 from penstock.wire.parse import parse
 from penstock.wire.v1 import feed_pb2
 
@@ -50,6 +52,9 @@ def describe(
     node: str,
     node_id: str,
     store: str,
+    incarnation: int = 0,
+    workers: int = 0,
+    draining: bool = False,
     max_body_bytes: int = 0,
     numbered: Callable[[Job], Numbering] = Job.numbering,
     count: Callable[[Job], SoFar | None] = lambda _: None,
@@ -62,6 +67,9 @@ def describe(
         node: As the reply has it.
         node_id: The same.
         store: The same.
+        incarnation: The same.
+        workers: The same.
+        draining: The same.
         max_body_bytes: The same.
         numbered: Gives what is known of a job's order.
         count: Has a finite job counted for a while; says how far that is, None = it was done.
@@ -78,6 +86,9 @@ def describe(
         node_id=node_id,
         store=store,
         jobs=sorted(jobs),
+        incarnation=incarnation,
+        workers=workers,
+        draining=draining,
     )
     if not request.job and len(jobs) != 1:
         return reply
@@ -86,6 +97,9 @@ def describe(
     reply.job, reply.log_id, reply.lanes = name, job.log_id, job.lanes
     reply.batches_per_step = job.batches_per_step or 0
     reply.max_body_bytes = max_body_bytes
+    reply.units.extend(units_of(job.reading_groups))
+    # Where arithmetic leads to any plan, any offset is as near as another.
+    reply.snapshot_every = 0 if all(seekable_sets(job)) else job.snapshot_every
     if request.count and not numbered(job).is_complete and (so_far := count(job)) is not None:
         reply.counting, reply.counted_so_far = so_far.is_going_on, so_far.text
     numbering = numbered(job)
@@ -110,6 +124,26 @@ def describe(
         if spec.most is not None:
             key.max = spec.most
     return reply
+
+
+def units_of(groups: Sequence[int | None]) -> list[int]:
+    """Return the unit of each lane, for as many as there are before they repeat.
+
+    Args:
+        groups: The reading group of each lane; None = the lane is in none, and is its own unit.
+
+    Returns:
+        Lane l is in unit `units[l % len(units)]`; empty = each lane is a unit of its own.
+    """
+    if len(set(groups)) == len(groups) or all(group is None for group in groups):
+        return []
+    last = max(group for group in groups if group is not None)
+    own = itertools.count(last + 1)
+    units = [next(own) if group is None else group for group in groups]
+    for length in divisors(len(units)):
+        if units == units[:length] * (len(units) // length):
+            return units[:length]
+    return units
 
 
 def _put_layout(said: feed_pb2.DescribeReply | feed_pb2.SetSpec, layout: ValueLayout) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.server.store.loads import last_change
 from penstock.server.store.records import Followed
 from penstock.server.store.rows import Drop, FollowedRow, HaltRow
-from penstock.server.store.rules import followed
+from penstock.server.store.rules import follow_keys as followed
 from penstock.server.store.tables import Tables
 from penstock.server.store.transacting import Transacting, transaction
 
