@@ -17,6 +17,7 @@ from penstock.server.job.job import Job
 from penstock.server.node.demand.batch_spans import BodySpan
 from penstock.server.node.demand.cached import CachedBatches
 from penstock.server.node.demand.dropped import Dropped
+from penstock.server.node.demand.halted import Withheld
 from penstock.server.node.demand.lane_assignment import LaneAssignment
 from penstock.server.node.demand.lane_state import LaneState
 from penstock.server.node.demand.made import MadeOffsets
@@ -75,6 +76,8 @@ class Log:
         self.takes_media = any(roles.media is not None for roles in job.role_sets)
         self.made = MadeOffsets()
         self.assignment = LaneAssignment(job.reading_groups, job.readings())
+        self.begun_change = self.known_change = 0  # of the store's: when the node began, and now
+        self.withheld = Withheld(self.numbering, self.lanes, self.readers)
         self.deciding = 0  # verdicts under way: nothing new is planned before workers know them
 
     def figures(self) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -9,7 +10,7 @@ from penstock.server.job.job import Job
 from penstock.server.node.demand.ledger import Log
 from penstock.server.node.demand.ranked import Ranked
 from penstock.server.node.demand.unknown import Unknown
-from penstock.server.node.demand.wanted import BatchState, Key, WantedBatch
+from penstock.server.node.demand.wanted import BatchState, Key, Reads, WantedBatch
 from penstock.wire.order import Cut, LaneOffset, Share
 
 LOOK_POSITIONS = 1000
@@ -176,6 +177,12 @@ class StreamDemand:
         """Return the batches of which it must be known more, for the next one or for the end."""
         return self.unknown.needed()
 
+    def reads(self) -> Reads:
+        """Return which lanes it may want batches of: positions of one residue by W lie on these."""
+        is_even = self.share.is_even and self.cut is None
+        modulus = math.gcd(self.log.job.lanes, self.share.world_size) if is_even else 1
+        return self.lanes, modulus, self.share.rank % modulus
+
     def learned(self) -> None:
         """Note that more is known of where batches stand, or of what they hold."""
         self.unknown.learned()
@@ -250,6 +257,9 @@ class StreamDemand:
         if not (self.pending and self._ahead) or self._next_wanted < self.horizon:
             self._fill()  # else it has what it may want
         self.is_full = False
+        withheld = self.log.withheld
+        if withheld and withheld.stops(self.share, self.head, raises=fits is None):
+            return None
         blocked: set[int] = set()
         known = self.log.numbering.known(self.cut)
         self.unknown.position = None

@@ -10,6 +10,7 @@ from penstock.server.node.protocol.observer import Observer
 from penstock.server.node.supply.audit import Audit
 from penstock.server.node.supply.dispatch import Dispatch
 from penstock.server.node.supply.snapshot_writer import SnapshotWriter
+from penstock.server.node.supply.witnesses import Witnesses
 from penstock.server.node.supply.worker_process import Ticket, WorkerProcess
 from penstock.server.pipeline.line import MAX_EMPTIED, only_padding
 from penstock.server.store.records import SnapshotRecord
@@ -28,12 +29,19 @@ class Answers:
         dispatch: Which gave them out.
         snapshots: Takes the snapshots that come with answers.
         audit: Told of every batch.
+        witnesses: The same.
         observer: Told what is made.
     """
 
     def __init__(
-        self, dispatch: Dispatch, snapshots: SnapshotWriter, audit: Audit, observer: Observer
+        self,
+        dispatch: Dispatch,
+        snapshots: SnapshotWriter,
+        audit: Audit,
+        witnesses: Witnesses,
+        observer: Observer,
     ) -> None:
+        self._witnesses = witnesses
         self._dispatch, self._lines, self._snapshots = dispatch, dispatch.lines, snapshots
         self._audit, self._observer = audit, observer
 
@@ -67,11 +75,12 @@ class Answers:
         if message.exits:
             self._observer.left_out(job.name, message.exits)
         self._audit.made(worker, ticket, message.header, plan or b"")
+        self._witnesses.made(ticket.log, ticket.entry)
         self._put_snapshots(ticket, message.snapshots)
         self._reached(ticket, ticket.offset + 1)
         if message.emptied and ticket.lane.note_emptied(ticket.offset, MAX_EMPTIED):
             error = only_padding(job, ticket.lane.lane, ticket.offset)
-            self._dispatch.stop(ticket.log, ticket.lane, error)
+            self._dispatch.stop(ticket.log, ticket.lane, ticket.offset + 1, error)
 
     def planned(self, worker: WorkerProcess, message: Planned) -> None:
         """Batches were planned, for any worker to make."""
