@@ -112,7 +112,7 @@ def test_commands_take_several_nodes(nodes: list[Server]) -> None:
     assert [left_out["address"] for left_out in found["left_out"]] == ["127.0.0.4:9"]
 
     top = call_command("penstock", "top", target, "--once", "--interval", "0.2")
-    assert "3 nodes" in top.stdout
+    assert "3 of 4 nodes" in top.stdout
     assert "job numbers" in top.stdout
 
 
@@ -150,3 +150,27 @@ def test_a_node_that_comes_is_noticed(nodes: list[Server], tmp_path: Path) -> No
             return produced(nodes[1]) > before
 
         eventually(reads_from_it, 60.0, "a pass is read from the node that has come")
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
+
+
+def test_the_commands_of_the_page_run(
+    nodes: list[Server], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the addresses and the job of this test; and its Loader reads from all nodes."""
+    text = PAGE.read_text()
+    for number, server in enumerate(nodes, 1):
+        text = text.replace(f"127.0.0.{number}:50051", server.address)
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S)
+    commands = [line for kind, block in blocks if kind == "sh" for line in block.splitlines()]
+
+    assert {command.split()[1] for command in commands} == {"nodes", "ping", "top", "cat"}
+    for command in commands:
+        done = call_command(*command.replace(" main", " numbers").split())
+        assert done.returncode == 0, done.stderr
+        assert "left out" not in done.stderr
+    [script] = [block for kind, block in blocks if kind == "python"]
+    capsys.readouterr()
+    exec(script.replace('"main"', '"numbers"'), {})
+    assert capsys.readouterr().out.split() == ["0", "1", "2", "3"]
