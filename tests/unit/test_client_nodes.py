@@ -373,6 +373,25 @@ def test_addresses_that_a_name_does_not_tell_for_once_are_kept(served: list[Serv
         nodes.close()
 
 
+def test_reading_goes_on_where_a_node_has_gone(tmp_path: Path) -> None:
+    """The only node is back at another address, as a Pod is; nothing is lost or repeated."""
+    file = tmp_path / "nodes"
+    with ServedNode(batches=3000, lanes=6) as node:
+        file.write_text(node.address)
+        with Loader(f"file:{file}", "code", group="run", **READ) as loader:
+            batches = iter(loader)
+            found = [next(batches).position for _ in range(100)]
+            node.stop()
+            node.address = "127.0.0.1:0"
+            node.start()
+            replace(file, node.address)
+            found += [batch.position for batch in batches]
+            assert loader.commit() == 3000
+            assert loader.stats()["reconnects"] >= 1
+
+    assert found == list(range(3000))
+
+
 # --- short calls ---
 
 

@@ -10,6 +10,7 @@ from penstock.client.bodies.buffers import BufferPool
 from penstock.client.bodies.stages import TimedPool, Waited
 from penstock.client.calls.background_thread import in_background
 from penstock.client.loop.stats import Waits
+from penstock.client.nodes.following import FollowingTransport
 from penstock.client.reading.feed import Feed, WantedPositions
 from penstock.client.reading.route import FeedNode
 from penstock.client.reading.route_set import Prefetch
@@ -85,11 +86,14 @@ class Intake:
         nodes = self._resources.connect(self._options)
         usable = nodes.wait_usable(self._options.deadline_s)
         if len(usable) == 1:
-            return [FeedNode(usable[0].transport, usable[0].target)]
+            way = FollowingTransport(nodes, usable[0], is_alone=True)
+            return [FeedNode(way, usable[0].target)]
         may_begin = [node for node in usable if not node.draining] or usable
         lanes = session.units.by_node({node.node_id: node.workers for node in may_begin})
         return [
-            FeedNode(node.transport, node.target, lanes[node.node_id])
+            FeedNode(
+                FollowingTransport(nodes, node, is_alone=False), node.target, lanes[node.node_id]
+            )
             for node in may_begin
             if node.node_id in lanes
         ]
