@@ -128,7 +128,7 @@ def render(
 
     columns = [
         Column("node", [str(row["node"]) for row in rows], least=16),
-        Column("address", [str(row["address"]) for row in rows], keep=9, least=12),
+        Column("address", [str(row["address"]) for row in rows], keep=1),
         column("units", [f"{row['units']:,}" for row in rows], 0),
         column("readers", [f"{row['readers']:,}" for row in rows], 0),
         column("tokens/s", [short_number(row["tokens_per_s"]) for row in rows], 8),
