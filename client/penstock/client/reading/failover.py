@@ -60,9 +60,10 @@ TICK_S = 0.5
 LATE_S = 5.0
 """Where it was not looked for so long, this process has not run."""
 
-RECONNECT_S = 1.0
-"""A node whose stream broke is asked once whether it is there, for so long: where only the
-connection was reset, nothing moves."""
+RECONNECT_S, TRY_AGAIN_S = 2.0, (0.1, 0.3)
+"""A node whose stream broke is asked whether it is there, for so long, and again after these pauses
+where it refuses: while gRPC has not noticed that a connection is gone, a call still goes by it.
+Where only the connection was reset, nothing moves."""
 
 OPEN_S, PROBE_S = 3.0, 5.0
 """A stream that was not accepted for so long is a reason to ask its node; and how long that may
@@ -178,11 +179,21 @@ class Failover:
             why = f"{route.node.target} shuts down"
         elif troubled_s >= SILENT_S:
             why = error.message
-        elif type(error) is not Unreachable or self._answers(name, RECONNECT_S):
+        elif type(error) is not Unreachable or self._is_back(name):
             return False  # it is there, and only the stream broke, or it says what it waits for
         else:
             why = error.message
         return self._leave(name, why)
+
+    def _is_back(self, name: str) -> bool:
+        """Tell whether a node is there whose stream has broken a moment ago."""
+        end_s = time.monotonic() + RECONNECT_S
+        for pause_s in (*TRY_AGAIN_S, 0.0):
+            left_s = end_s - time.monotonic()
+            if left_s <= 0 or self._answers(name, left_s):
+                return left_s > 0
+            self._closed.wait(pause_s)
+        return False
 
     def _refuses(self, route: Route, error: PenstockError) -> bool:
         """Leave a node that refuses what others serve."""
