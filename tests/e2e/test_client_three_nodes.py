@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,3 +176,35 @@ def test_the_commands_of_the_page_run(
     capsys.readouterr()
     exec(script.replace('"main"', '"numbers"'), {})
     assert capsys.readouterr().out.split() == ["0", "1", "2", "3"]
+
+
+FORKING = """
+import os, sys
+from penstock.client import Loader
+from penstock.client.errors import ForkedLoader
+
+loader = Loader(sys.argv[1], "numbers", rank=0, world_size=1, as_numpy=True)
+batches = iter(loader)
+next(batches)
+child = os.fork()
+if not child:
+    try:
+        next(batches)
+    except ForkedLoader:
+        os._exit(7)
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), sum(1 for _ in batches))
+"""
+
+
+def test_a_process_that_forks_or_just_ends_is_fine(nodes: list[Server]) -> None:
+    """The fork is told whose Loader it is; the parent reads on, and ends without closing it."""
+    target = ",".join(server.address for server in nodes)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING, target],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "7 503\n"), done.stderr
