@@ -91,13 +91,21 @@ class GrpcTransport:
         connection = self._connection
         shown = connection.metadata()
         held = connection.hold()
-        call = Conversation(
-            held.channel,
-            SERVICE_PREFIX + "Feed/Read",
-            opening,
-            metadata=shown,
-            waits=self._waits,
-        )
+        try:
+            call = Conversation(
+                held.channel,
+                SERVICE_PREFIX + "Feed/Read",
+                opening,
+                metadata=shown,
+                waits=self._waits,
+            )
+        except ValueError:  # gRPC's
+            connection.release(held)
+            target = connection.address.text
+            raise Unreachable(
+                f"no answer from {target} (the way to it was closed: no node is known to be there)",
+                target=target,
+            ) from None
         return GrpcReadCall(call, self._error, lambda: connection.release(held))
 
     def _error(self, error: Any) -> PenstockError:
