@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -134,21 +135,27 @@ def test_no_server_holds_up_a_read(answer: Answer) -> None:
     assert waited_s < 60
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_slow_server_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reply_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound is one of each moment and of the rate, and not of all of a reply."""
-    monkeypatch.setattr(patience, "LEAST_BYTES_S", 100)
+    loop = asyncio.get_running_loop()
+    now = [loop.time()]
+    monkeypatch.setattr(loop, "time", lambda: now[0])
 
-    def slow(server: HostileServer, connection: socket.socket, request: str) -> None:
-        connection.sendall(
-            HEAD + b"Content-Range: bytes 0-4095/4096\r\nContent-Length: 4096\r\n\r\n"
-        )
-        for at in range(0, len(DATA), 256):
-            server.ended.wait(0.1)
-            connection.sendall(DATA[at : at + 256])
+    async def goes_on(pieces: int, nbytes: int, after_s: float) -> None:
+        async with patience.ReplyClock() as clock:
+            for _ in range(pieces):
+                now[0] += after_s
+                await asyncio.sleep(0)  # what is due by now
+                await asyncio.sleep(0)  # comes before this goes on
+                clock.count(nbytes)
 
-    with HostileServer(slow) as server:
-        assert bytes(medium_of(server.url).read()) == DATA
+    await goes_on(100, 1 << 20, 29)
+    with pytest.raises(TimeoutError, match=r"and none in the last 31\.0 s; a reply may be silent"):
+        await goes_on(100, 1 << 20, 31)
+    with pytest.raises(
+        TimeoutError, match=r"bytes came in .* gives at least 16,384 bytes a second"
+    ):
+        await goes_on(100, 16_000 * 10, 20)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -60,7 +60,7 @@ def test_a_file_that_lacks_any_page_is_refused(tmp_path: Path) -> None:
 def test_pages_that_were_freed_before_they_were_written_may_be_missing(tmp_path: Path) -> None:
     """A whole database may end before its last page."""
     found = 0
-    for seed in range(40):
+    for seed in range(16):
         draw, path = random.Random(seed), tmp_path / f"{seed}.mdb"
         made = lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 26)
         for _ in range(8):
@@ -75,7 +75,7 @@ def test_pages_that_were_freed_before_they_were_written_may_be_missing(tmp_path:
             found += path.stat().st_size < pages * PAGE
             check(path)
         made.close()
-    assert found > 10, "no such database was made"
+    assert found > 3, "no such database was made"
 
 
 def changed(data: bytes, field_at: int, value: bytes) -> bytes:
@@ -112,16 +112,16 @@ def test_descriptions_that_cannot_be_are_refused(
 def test_any_damage_gives_a_named_error_or_none(tmp_path: Path) -> None:
     """In the description and the tree of free pages, of a file whose end is missing, too."""
     path, seed = tmp_path / "a.mdb", 24
-    write(path)
+    write(path, 60)
     made = lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 26)
-    for first in range(0, 200, 2):
+    for first in range(0, 60, 2):
         with made.begin(write=True) as writing:
             writing.delete(f"{first:04}".encode())
     made.close()
     data = path.read_bytes()
     tracemalloc.start()
     try:
-        for number in range(1000):
+        for number in range(400):
             draw = random.Random(f"{seed} {number}")
             out = bytearray(data if draw.random() < 0.3 else data[: -PAGE * draw.randint(1, 40)])
             for _ in range(draw.choice((1, 2, 5))):

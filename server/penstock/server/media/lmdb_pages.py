@@ -128,8 +128,9 @@ class LmdbPages:
         Pages that were freed again before they were written may be missing at its end.
         """
         count = meta.last + 1 - whole
-        lacking = set(range(whole, whole + min(count, _MAX_FREE_PAGES + 1)))
+        lacking = {whole}
         if count <= _MAX_FREE_PAGES:
+            lacking = set(range(whole, meta.last + 1))
             for pages in self._free(meta.free_root):
                 lacking.difference_update(pages)
         if lacking:
