@@ -301,6 +301,20 @@ def test_a_side_of_one_pixel_is_turned_and_mirrored_as_any(
         assert min(pixels(ImageProcessor(flip=flip), data).strides) > 0
 
 
+@pytest.mark.parametrize("layout", ["HWC", "CHW"])
+@pytest.mark.parametrize("size", [(1, 3), (3, 1), (1, 1), (1, 999), (999, 1), (3, 3), (2, 5)])
+def test_a_picture_is_shown_as_it_is_whatever_its_sides(size: tuple[int, int], layout: str) -> None:
+    """A side of 1 or 3 is not taken for its channels."""
+    drawn = Image.fromarray(np.arange(size[0] * size[1] * 3).astype(np.uint8).reshape(*size, 3))
+    out = io.BytesIO()
+    drawn.save(out, "PNG")
+    role = ImageProcessor(layout=layout)
+
+    [shown] = role.pictures(role.process({"image": out.getvalue()}, context(out.getvalue())))
+
+    assert np.array_equal(shown, np.asarray(drawn))
+
+
 def test_what_decodes_is_in_the_identity() -> None:
     """Also where it is the default: no other version of penstock may choose another one."""
     assert ImageProcessor().identity()["decodes"] == ["jpeg", 2, "pillow"]

@@ -377,9 +377,11 @@ class SamplePlanner:
             ValueError: Says how many counts there are.
         """
         measures = self.roles.measures
+        # Where nothing asks for sizes, samples may have been drawn without them.
+        fits = {len(measures)} if self.roles.batcher.needs_sizes else {len(measures), 0}
         ready = (ref for batch in self.ready for row in batch for ref in row)
         for ref in chain(self.batching.batcher.pending, ready):
-            if len(ref.counts) != len(measures):
+            if len(ref.counts) not in fits:
                 raise ValueError(
                     f"sample {ref.part} of item {ref.item} has {len(ref.counts)} counts, and the "
                     f"processor counts {', '.join(measures) or 'nothing'}"
