@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import subprocess
+from collections.abc import Awaitable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,7 +20,7 @@ from penstock.server.store import Store, open_store
 from penstock.server.store.postgres import PostgresStore
 from penstock.server.store.postgres_opening import upgrade
 from penstock.server.store.sqlite_schema import FORMAT
-from penstock.server.testing.store import ask
+from penstock.server.testing.store import LOG, ask
 from penstock.wire.errors import PenstockError, StoreCorrupt, StoreUnavailable
 
 SECRET = "open-sesame"
@@ -373,3 +374,42 @@ def test_a_full_disk_is_the_databases() -> None:
 
     assert isinstance(said, StoreUnavailable)
     assert "its disk is full (could not extend file: No space left)" in said.message
+
+
+async def test_what_is_called_often_takes_few_round_trips(
+    place: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit by one rank two, however many ranks there are below 128; asking for news one."""
+    url, schema = place
+    store = await opened(postgres.in_schema(url, schema))
+    trips = 0
+    pipeline = psycopg.AsyncConnection.pipeline
+
+    def counted(self: psycopg.AsyncConnection[object]) -> object:
+        nonlocal trips
+        trips += 1
+        return pipeline(self)
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "pipeline", counted)
+    groups = [("code", f"g{number}") for number in range(20)]
+    for _, name in groups:
+        await store.begin(ask(group=name, world_size=64))
+
+    async def cost(call: Awaitable[object]) -> int:
+        nonlocal trips
+        trips = 0
+        await call
+        return trips
+
+    await store.commit("code", "g1", "t1", 1, 0, 1)
+    assert await cost(store.commit("code", "g1", "t1", 1, 63, 2)) == 2
+    assert await cost(store.commit("code", "g1", "t1", 1, 7, 3, all_rows=True)) == 2
+    await store.latest(groups)
+    assert await cost(store.latest(groups)) == 1
+    await store.changes(LOG, 0)
+    assert await cost(store.changes(LOG, 0)) == 1
+    assert await cost(store.check_token("code", "g1", "t1", 1)) <= 3
+
+    many = (store.commit("code", "g1", "t1", 1, rank, 4) for rank in range(64))
+    assert await cost(asyncio.gather(*many)) <= 4
+    await store.close()
