@@ -142,6 +142,11 @@ def postgres_18() -> str:
     """Return the address of PostgreSQL 18, or of the server that the environment names."""
     if given := os.environ.get("PENSTOCK_TEST_PG_DSN"):
         return given
+    return local_18()
+
+
+def local_18() -> str:
+    """Return the address of a PostgreSQL 18 of this process, as its superuser `postgres`."""
     return _started(_binaries_18()).url
 
 

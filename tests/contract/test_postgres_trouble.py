@@ -54,12 +54,12 @@ async def opened(url: str) -> PostgresStore:
 @pytest.fixture
 def place() -> tuple[str, str]:
     """Return a server's address, and a schema that is not there."""
-    return postgres.postgres_18(), postgres.new_schema()
+    return postgres.local_18(), postgres.new_schema()
 
 
 async def test_an_address_that_leads_nowhere_is_named() -> None:
     """A server that is not there, and a database that it lacks."""
-    url = postgres.postgres_18()
+    url = postgres.local_18()
     port = ports.free_port()
 
     away = await refusal(f"postgresql://u:{SECRET}@127.0.0.1:{port}/db")
@@ -317,7 +317,7 @@ async def test_pgbouncer_is_refused_by_name(tmp_path: Path) -> None:
     program = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
     if program is None:
         postgres.absent("Debian's package pgbouncer is not installed")
-    url, port = postgres.postgres_18(), ports.free_port()
+    url, port = postgres.local_18(), ports.free_port()
     folder = Path(url.partition("host=")[2].replace("%2F", "/"))
     users, settings = folder / f"users{port}.txt", folder / f"bouncer{port}.ini"
     users.write_text('"postgres" ""\n')
