@@ -22,6 +22,9 @@ from urllib.parse import quote
 import pytest
 
 DEBIAN = Path("/usr/lib/postgresql/15/bin")
+ROOM_BYTES = 1 << 30
+"""What a folder in memory has to have: containers often give it 64 MB."""
+
 _SCHEMAS = itertools.count(1)
 
 
@@ -38,7 +41,8 @@ class Server:
     """
 
     def __init__(self, binaries: Path, folder: Path = Path("/dev/shm")) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="pg", dir=folder if folder.is_dir() else None))
+        roomy = folder.is_dir() and shutil.disk_usage(folder).free > ROOM_BYTES
+        self.folder = Path(tempfile.mkdtemp(prefix="pg", dir=folder if roomy else None))
         self._binaries = _readable(binaries, self.folder)
         self.folder.chmod(0o755)
         if os.geteuid() == 0:  # the server refuses to run as root
