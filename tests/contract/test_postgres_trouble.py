@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import pwd
 import shutil
@@ -264,6 +265,42 @@ async def test_a_store_that_has_lost_an_answered_commit_is_refused(
     await again.close()
 
 
+async def test_a_lagging_standby_that_is_promoted_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a failover does it; the standby itself is refused before that, for what it is."""
+    monkeypatch.setattr("penstock.server.store.postgres.AGAIN_S", 0.3)
+    primary = postgres.own_server()
+    standby = None
+    try:
+        first = await opened(primary.url)
+        await first.begin(ask(world_size=1))
+        await first.close()
+        standby = await asyncio.to_thread(postgres.own_server, primary=primary)
+        both = f"{primary.folder},{standby.folder}".replace("/", "%2F")
+        url = f"postgresql://postgres@/postgres?host={both}&target_session_attrs=read-write"
+        store = await opened(url)
+        said = await refusal(standby.url)
+        await asyncio.to_thread(standby.stop, "fast")
+        await store.commit("code", "run", "t1", 1, 0, 7)
+
+        await asyncio.to_thread(primary.stop)
+        await asyncio.to_thread(standby.start)
+        await asyncio.to_thread(standby.call, "pg_ctl", "-w", "-D", standby.data, "promote")
+        with pytest.raises(StoreUnavailable, match="behind what it has answered"):
+            await store.commit("code", "run", "t1", 1, 0, 8)
+        await store.close()
+        again = await opened(url)
+        assert (await again.groups("code"))[0].cursor == 0
+        await again.close()
+    finally:
+        primary.end()
+        if standby is not None:
+            standby.end()
+
+    assert "it is a standby" in said.message
+
+
 async def test_a_node_that_holds_a_group_and_hangs_is_named(place: tuple[str, str]) -> None:
     """Others wait for it, then say so; other groups go on."""
     url, schema = place
@@ -291,20 +328,24 @@ async def test_a_server_that_restarts_loses_no_answered_commit() -> None:
     try:
         store = await opened(server.url)
         await store.begin(ask(world_size=1))
-        answered = 0
+        answered, is_back = 0, False
 
         async def commit_on() -> None:
             nonlocal answered
-            for step in range(1, 400):
+            for step in itertools.count(1):
+                over = is_back
                 try:
                     await store.commit("code", "run", "t1", 1, 0, step)
                 except StoreUnavailable:
                     continue
                 answered = step
+                if over:
+                    return
 
         running = asyncio.ensure_future(commit_on())
         await asyncio.to_thread(server.stop)
         await asyncio.to_thread(server.start)
+        is_back = True
         await running
         assert (await store.groups("code"))[0].cursor >= answered > 0
         await store.close()
