@@ -198,6 +198,8 @@ def check_shape(
         StoreCorrupt: It is another program's, half of a store, or of a format that this program may
             not write to.
     """
+    if not found:
+        raise place.corrupt("is not there", "name the schema that has it, or let a node make one")
     if not set(found) & set(sql.shape()):
         tables = ", ".join(sorted(found)[:3])
         raise place.corrupt(
