@@ -123,7 +123,7 @@ def test_a_halt_is_over_when_its_node_begins_again() -> None:
         halt = Halt(0, 1 << 20, "worker_crashed", "why", {}, "another")
         two.call(two.store.add_halt(one.log_id, halt))
         wait_until(lambda: log.withheld.elsewhere, "the halt is heard of")
-        two.call(two.store.begin_node("another"))
+        two.call(two.store.lift_halts(one.log_id, "another"))
 
         wait_until(lambda: not log.withheld.elsewhere, "the halt is lifted")
 

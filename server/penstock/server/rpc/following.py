@@ -52,6 +52,8 @@ class Following:
 
     async def begin(self) -> None:
         """Count this node under its id, and lift the halts of its last incarnation."""
+        for log_id in self._node.logs:
+            await self._store.lift_halts(log_id, self._node.node_id)
         begun = await self._store.begin_node(self._node.node_id)
         self.incarnation, self._outlived = begun.incarnation, begun.outlived
         self._heard_at = time.monotonic()

@@ -200,6 +200,15 @@ class LogOperations(Transacting):
         return made
 
     @transaction
+    async def lift_halts(self, tables: Tables, log_id: bytes, node: str) -> None:
+        """Let the lanes be stopped no more that stopped at a node: it has begun again."""
+        halts = await tables.all(HaltRow, log_id, where={"node": node})
+        if halts:
+            last = await last_change(tables, log_id)
+            await tables.write([Drop(HaltRow, (log_id, row.change)) for row in halts])
+            await tables.write(followed.now_at(followed.log_key(log_id), last + 1))
+
+    @transaction
     async def changes(self, tables: Tables, log_id: bytes, after: int | None) -> LogChanges:
         """Return what has changed in a log: cheap where nothing has.
 
@@ -243,7 +252,7 @@ class LogOperations(Transacting):
         """
         differ: list[Witness] = []
         keys = [(log_id, each.lane, each.offset) for each in witnesses]
-        for witness, stands in zip(witnesses, await tables.each(WitnessRow, keys), strict=True):
+        for witness, stands in zip(witnesses, await tables.some(WitnessRow, keys), strict=True):
             other, changes = lanes.add_witness(WitnessRow(log_id, *witness), stands)
             differ += [] if other is None else [other]
             await tables.write(changes)

@@ -260,6 +260,9 @@ async def upgrade(place: PostgresPlace) -> tuple[int, int]:
                 for kind, table in TABLES.items():
                     if table.name not in found:
                         await connection.execute(sql.create_table(place.schema, kind))
+                if before < 7:
+                    for text in sql.followed_before(place.schema):
+                        await connection.execute(text)
                 news = [MetaRow("format", str(FORMAT)), MetaRow("since", str(sql.SINCE))]
                 for text, values in sql.writing(place.schema, list(map(Put, news))):
                     await connection.execute(text, values)

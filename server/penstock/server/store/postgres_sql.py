@@ -26,10 +26,10 @@ from penstock.server.store.rows import (
 )
 from penstock.server.store.sqlite_schema import FORMAT, columns
 
-SINCE = 6
+SINCE = 7
 """The oldest format whose programs may write to a store of this one, beside programs of this one:
-they know neither the tables nor the rules that this one has more, and need not. A change that they
-must know of raises it to `FORMAT`."""
+they know neither the tables nor the rows that this one has more, and need not. A change that they
+must know of raises it to `FORMAT`: of what nodes of format 6 plan and change others do not hear."""
 
 _KINDS = {int: "bigint", str: 'text COLLATE "C"', bytes: "bytea"}
 
@@ -101,6 +101,19 @@ def create_table(schema: str, kind: type[Row]) -> str:
     lines = [f"{quoted(n)} {_KINDS[hint]} NOT NULL" for n, hint in get_type_hints(kind).items()]
     lines.append(f"PRIMARY KEY ({', '.join(map(quoted, names[:key]))})")
     return f"CREATE TABLE {quoted(schema)}.{quoted(table)} ({', '.join(lines)})"
+
+
+def followed_before(schema: str) -> list[str]:
+    """Return the statements that note what nodes follow, of a store of format 6."""
+    into, of = f"INSERT INTO {quoted(schema)}.followed", quoted(schema)
+    return [
+        f"{into} SELECT 'log', encode(log_id, 'hex'), '', max(change) FROM (SELECT log_id, change "
+        f"FROM {of}.verdicts UNION ALL SELECT log_id, change FROM {of}.halts) c GROUP BY log_id "
+        "ON CONFLICT DO NOTHING",
+        f"{into} SELECT 'group', g.job, g.name, max(n.generation) FROM {of}.groups g "
+        f"JOIN {of}.generations n ON n.group_id = g.id GROUP BY g.job, g.name "
+        "ON CONFLICT DO NOTHING",
+    ]
 
 
 def fresh_meta() -> list[MetaRow]:
