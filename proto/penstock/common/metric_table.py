@@ -159,7 +159,7 @@ METRICS: dict[str, Metric] = {
         "batches",
         "Batches that were made before, and again because they were no longer kept "
         "when a reader wanted them.",
-        ("run",),
+        ("fleet", "run", "PenstockRecomputes"),
     ),
     "penstock_ready_batches": Metric(
         "gauge",
@@ -174,6 +174,22 @@ METRICS: dict[str, Metric] = {
         "bytes",
         "Bytes of batches made and not yet taken; bounded by `ready_bytes`.",
         ("fleet",),
+    ),
+    "penstock_wanted_nodes": Metric(
+        "gauge",
+        (JOB,),
+        "nodes",
+        "Nodes that the readers of a job want in all, as this node reckons it from the last five "
+        "minutes: [how many nodes](#how-many-nodes); 0 where nobody reads.",
+        ("fleet",),
+    ),
+    "penstock_needed_workers": Metric(
+        "gauge",
+        (JOB,),
+        "workers",
+        "Workers of all nodes that a job needs, with head room, in the mean over the last five "
+        "minutes: what `penstock_wanted_nodes` follows, before it is rounded and held.",
+        ("fleet", "PenstockTooFewWorkers"),
     ),
     "penstock_ready_bound_bytes": Metric(
         "gauge",
