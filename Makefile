@@ -170,11 +170,14 @@ $(LOWEST)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 # Debian's packages that some tests need, at once; without one they say that they were not run: those
-# of deploy/prometheus, of batches made with another allocator, and of the rendered chart.
+# of deploy/prometheus, of batches made with another allocator, of the rendered chart, and of a store
+# in PostgreSQL 15 or with PgBouncer before it.
 debian:
 	@set -- ; command -v promtool >/dev/null || set -- "$$@" prometheus; \
 	ls /usr/lib/*/libjemalloc.so.2 >/dev/null 2>&1 || set -- "$$@" libjemalloc2; \
 	command -v bwrap >/dev/null || set -- "$$@" bubblewrap; \
+	test -x /usr/lib/postgresql/15/bin/initdb || set -- "$$@" postgresql-15; \
+	command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || set -- "$$@" pgbouncer; \
 	test $$# = 0 || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
 		{ $(APT) install -y "$$@" || { $(APT) update && $(APT) install -y "$$@"; }; } >/dev/null 2>&1; } || \
 		echo "some tests are not run: install Debian's packages $$*"

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import pytest
 
-from penstock.server.store import Memory, MemoryStore, SqliteStore, Store
+import postgres
+from penstock.server.store import Memory, MemoryStore, SqliteStore, Store, open_store
 from penstock.server.testing.store import StoreContract
 
 
@@ -31,3 +32,37 @@ class TestSqliteStore(StoreContract):
     def make(self, folder: Path) -> Store:
         """Return the store of a file in the folder."""
         return SqliteStore(folder / "penstock.db")
+
+
+class TestPostgresStore(StoreContract):
+    """The store of several nodes, in PostgreSQL 18: a schema for each test."""
+
+    history_calls: ClassVar[int] = 2
+
+    @pytest.fixture(autouse=True)
+    def _schemas(self) -> None:
+        self.urls: dict[Path, str] = {}
+
+    def server(self) -> str:
+        """Return the address of the server."""
+        return postgres.postgres_18()
+
+    def make(self, folder: Path) -> Store:
+        """Return the store of a schema."""
+        if folder not in self.urls:
+            self.urls[folder] = postgres.in_schema(self.server(), postgres.new_schema())
+        return open_store(self.urls[folder], folder)
+
+    @pytest.mark.thorough
+    async def test_a_long_run_keeps_what_readers_come_back_to(self, store: Store) -> None:
+        """It takes 12 s."""
+        await super().test_a_long_run_keeps_what_readers_come_back_to(store)
+
+
+@pytest.mark.thorough
+class TestPostgresStore15(TestPostgresStore):
+    """The same in Debian's PostgreSQL 15, which clusters have."""
+
+    def server(self) -> str:
+        """Return the address of the server."""
+        return postgres.postgres_15()

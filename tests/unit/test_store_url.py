@@ -37,8 +37,8 @@ def test_four_slashes_are_an_absolute_path(tmp_path: Path) -> None:
         ("sqlite:///x.db?mode=ro", "has options, .* write sqlite:///x.db$"),
         ("sqlite:///x.db#old", "has options, .* write sqlite:///x.db$"),
         ("redis://host/1", "no store is named 'redis'.*sqlite"),
-        ("postgresql://u:secret@host/db", "PostgreSQL store is not in this version"),
-        ("postgres://u:secret@host/db", "PostgreSQL store is not in this version"),
+        ("postgresql://u:secret@[host/db", "write postgresql://host:5432/database"),
+        ("postgres://u:secret@host/db?no_such=1", "write postgresql://host:5432/database"),
     ],
 )
 def test_what_is_no_store_is_said_with_the_remedy(url: str, sentence: str, tmp_path: Path) -> None:
@@ -48,3 +48,24 @@ def test_what_is_no_store_is_said_with_the_remedy(url: str, sentence: str, tmp_p
 
     assert caught.value.fields == {"key": "server.store"}
     assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("url", "where"),
+    [
+        ("postgresql://u:secret@host/db", "postgresql://host/db (role u, schema penstock)"),
+        (
+            "postgres://u@host:5433/db?password=secret&options=-csearch_path%3Druns",
+            "postgresql://host:5433/db (role u, schema runs)",
+        ),
+        ("postgresql:///db?service=prod", "postgresql://service prod/db (schema penstock)"),
+    ],
+)
+def test_where_a_store_in_postgresql_is_has_no_password(
+    url: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands in logs and messages; nothing is connected to yet."""
+    for name in ("PGHOST", "PGPORT", "PGUSER", "PGDATABASE", "PGSERVICE"):
+        monkeypatch.delenv(name, raising=False)
+
+    assert open_store(url, tmp_path).where == where

@@ -208,9 +208,11 @@ class ServerSettings(_Section):
     store: str = _key(
         "sqlite:///penstock.db",
         "The database of cursors, checkpoints, snapshots and verdicts: `sqlite:///path`, relative "
-        "to the job file (`sqlite:////path` from the root). Every commit waits until this disk has "
-        "written it, so take a local one.",
-        "the URL of a store: sqlite:///path",
+        "to the job file (`sqlite:////path` from the root), for one node: every commit waits until "
+        "this disk has written it, so take a local one. Several nodes share "
+        "`postgresql://user@host/database` (extra `postgres`); give its password by `PGPASSFILE` "
+        "or `PENSTOCK_STORE`, not in a file that others read.",
+        "the URL of a store: sqlite:///path or postgresql://user@host/database",
         min_length=1,
     )
     hash_cache: str = _key(

@@ -6,7 +6,10 @@ transaction (load, ask a rule, write). What may happen is decided by `rules`, pu
 `tables.py` (reach the rows). `sqlite.py` is the embedded store of one node: its thread and its
 group commits; `database.py` (the file and its errors), `sqlite_tables.py` (statements),
 `sqlite_schema.py` (sealed rows), `migrations.py` (older formats). `in_memory.py` is the second
-kind. `watch.py` logs that a store fails.
+kind. `postgres.py` is the store of several nodes: its connections and its group commits;
+`postgres_tables.py` (rows that were read are kept for a transaction), `postgres_sql.py`
+(statements), `postgres_opening.py` and `postgres_place.py` (what is refused, errors by name).
+`about.py` says what an operation is about, for its locks. `watch.py` logs that a store fails.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from pathlib import Path
 from penstock.server.store.contract import Store
 from penstock.server.store.in_memory import Memory, MemoryStore
 from penstock.server.store.sqlite import SqliteStore
-from penstock.wire.errors import InvalidJob
+from penstock.wire.errors import InvalidJob, MissingExtra
 
 _KEY = "server.store"
 
@@ -25,12 +28,13 @@ def open_store(url: str, base: Path) -> Store:
     """Return the store that a URL names, not yet opened: `await store.open()` comes next.
 
     Args:
-        url: `sqlite:///relative/path.db` or `sqlite:////absolute/path.db`.
+        url: `sqlite:///relative/path.db`, `sqlite:////absolute/path.db` or `postgresql://...`.
         base: The folder that a relative path starts from: the job file's, so that the same job
             finds the same store from every working directory.
 
     Raises:
         InvalidJob: The URL is not of that form, or names an unknown kind of store.
+        MissingExtra: It is PostgreSQL's, and psycopg is not installed.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -38,13 +42,11 @@ def open_store(url: str, base: Path) -> Store:
             f"the store {url!r} is not a URL: write sqlite:///{url or 'penstock.db'}", key=_KEY
         )
     if scheme in ("postgres", "postgresql"):
-        # Without the URL: it holds a password.
-        raise InvalidJob(
-            "a PostgreSQL store is not in this version: use sqlite:///penstock.db", key=_KEY
-        )
+        return _postgres(url)
     if scheme != "sqlite":
         raise InvalidJob(
-            f"no store is named {scheme!r}: the one known is sqlite, as in sqlite:///penstock.db",
+            f"no store is named {scheme!r}: those known are sqlite, as in sqlite:///penstock.db, "
+            "and postgresql",
             key=_KEY,
         )
     if "?" in rest or "#" in rest:
@@ -62,6 +64,18 @@ def open_store(url: str, base: Path) -> Store:
             key=_KEY,
         )
     return SqliteStore(base / path)
+
+
+def _postgres(url: str) -> Store:
+    try:
+        from penstock.server.store.postgres import PostgresStore
+    except ImportError as error:
+        raise MissingExtra(
+            "a store in PostgreSQL needs psycopg: pip install 'penstock[postgres]'",
+            package="psycopg",
+            extra="postgres",
+        ) from error
+    return PostgresStore(url)
 
 
 __all__ = ["Memory", "MemoryStore", "SqliteStore", "Store", "open_store"]

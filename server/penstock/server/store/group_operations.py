@@ -110,7 +110,7 @@ class GroupOperations(Transacting):
         check_begin(request)
         group = await tables.get(GroupRow, request.job.name, request.group)
         if group is None:
-            group_id = await tables.highest(GroupRow, "id") + 1
+            (group_id,) = await tables.numbers(GroupRow, "id", 1)
             deleted = await highest_deleted(tables)
             begun, changes = attempts.begin_first(request, group_id, deleted, tables.now())
             await _register(tables, request.job)

