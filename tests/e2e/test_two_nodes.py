@@ -16,7 +16,7 @@ from penstock.client import Loader
 from penstock.client.bodies.buffers import BufferPool
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
-from penstock.client.nodes.dealing import deal
+from penstock.client.nodes.dealing import LaneUnits
 from penstock.client.reading.feed import Feed, WantedPositions
 from penstock.client.reading.route import FeedNode
 from penstock.client.reading.route_set import Prefetch
@@ -86,7 +86,9 @@ def connected(servers: list[Server], job: str, share: Share) -> Iterator[Read]:
             for transport, server in zip(transports, servers, strict=True)
         ]
         assert len({info.log_id for info in told}) == 1
-        lanes = deal(told[0].lanes, [info.node_id for info in told])
+        weights = {info.node_id: info.workers for info in told}
+        units = LaneUnits(told[0].lanes, tuple(told[0].units), told[0].log_id)
+        lanes = units.by_node(weights)
         session = Session(
             target=servers[0].address,
             job=job,
@@ -94,11 +96,12 @@ def connected(servers: list[Server], job: str, share: Share) -> Iterator[Read]:
             store=told[0].store,
             batches=told[0].batches if told[0].HasField("batches") else None,
             share=share,
+            units=units,
             finite=told[0].finite,
         )
         dealt = [
-            FeedNode(transport, server.address, part)
-            for transport, server, part in zip(transports, servers, lanes, strict=True)
+            FeedNode(transport, server.address, lanes[info.node_id])
+            for transport, server, info in zip(transports, servers, told, strict=True)
         ]
         yield Read(session, dealt)
 

@@ -41,9 +41,9 @@ from unit.served import ServedNode
         ("/run/penstock.sock", "unix:/run/penstock.sock is"),
         ("127.0.0.1", "it has no port"),
         ("https://penstock:50051", "no scheme and no path"),
-        ("a:1,b:2", "reads from one"),
-        (["a:1", "b:2"], "reads from one"),
-        ([], "reads from one"),
+        ("a:1,b:2", "this takes one"),
+        (["a:1", "b:2"], "this takes one"),
+        ([], "write host:port"),
     ],
 )
 def test_a_target_that_is_none_is_refused_with_examples(target: Any, sentence: str) -> None:

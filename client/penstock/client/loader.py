@@ -41,10 +41,13 @@ class Loader:
     Nothing is contacted before it is needed: the first batch, `len`, or a call that says so.
 
     Args:
-        target: Where the node is: `host:port`, `dns:///name:port`, `unix:/path`; `local:FILE`
-            starts a node of this Loader's own, with one worker; `spawn:FILE?workers=4` starts a
-            node on this machine, with the settings `workers`, `store` and `metrics` if given, and
-            ends it with its last reader; or an open `Transport`.
+        target: Where the nodes are: `host:port` or `unix:/path`, one of them, several with commas
+            between, or a list; `dns:///name:port`, all addresses of a name; `file:/path`, a file
+            with an address a line; `ray:NAME` or `slurm:JOBID:PORT`, where an engine has placed
+            them. Addresses that come and go are noticed while it reads. `local:FILE` starts a node
+            of this Loader's own, with one worker; `spawn:FILE?workers=4` starts a node on this
+            machine, with the settings `workers`, `store` and `metrics` if given, and ends it with
+            its last reader; or an open `Transport`.
         job: The job's name in the job file.
         group: The name of the training run, the same on all its ranks: its cursor is kept in the
             node's store. `None` stores nothing and begins at step 0.

@@ -21,7 +21,7 @@ PenstockError
   the store
     StoreUnavailable, StoreLocked, StoreCorrupt, BadSnapshot
   the client
-    Unreachable, Unauthenticated, Forbidden, TlsFailed (an Unreachable), DataTimeout,
+    Unreachable, NoUsableNode, Unauthenticated, Forbidden, TlsFailed (an Unreachable), DataTimeout,
     ForkedLoader, BadState, NotStarted, NoGroup, NoDevice (an InvalidRequest),
     OutOfDeviceMemory, CannotPin, DeviceFailed, Internal
 ```
@@ -752,6 +752,18 @@ class Unreachable(PenstockError):
     target: str | None = None
     waited_s: float | None = None
     timed_out: bool | None = None
+
+
+class NoUsableNode(PenstockError):
+    """Nodes answer, and none of them can be read: each for a reason of its own.
+
+    Attributes:
+        nodes: Why each of them is left out, by its address.
+    """
+
+    code, status = "no_usable_node", "FAILED_PRECONDITION"
+
+    nodes: dict[str, str] | None = None
 
 
 class Unauthenticated(PenstockError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from penstock.wire.frame import Reply
@@ -95,11 +95,38 @@ class Endpoint:
     close: Callable[[], None]
 
 
+@runtime_checkable
+class Addresses(Protocol):
+    """Where the nodes of a target are, for as long as it is read: an engine that places them knows.
+
+    Attributes:
+        every_s: How many seconds lie between two looks; infinite = they stay as they are.
+    """
+
+    every_s: float
+
+    def look(self) -> Sequence[str]:
+        """Return the addresses of now: `host:port` or `unix:/path`, in any order.
+
+        One thread calls it, on which no signal handler runs; it may take a while.
+
+        Raises:
+            PenstockError: They are not known now, where its status is UNAVAILABLE: then it is asked
+                again, and until then those that were known before hold. Any other is final at the
+                first look.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what it holds; idempotent."""
+        ...
+
+
 class TransportOpener(Protocol):
     """An entry point of that group."""
 
-    def __call__(self, rest: str, *, job: str, grouped: bool) -> Transport | Endpoint:
-        """Return a way to a node.
+    def __call__(self, rest: str, *, job: str, grouped: bool) -> Transport | Endpoint | Addresses:
+        """Return a way to a node, or where nodes are.
 
         Args:
             rest: What follows the colon of the target.

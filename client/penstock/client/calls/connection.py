@@ -118,6 +118,12 @@ class Connection:
         token = self.address.token
         return () if token is None else (("authorization", f"Bearer {token.read()}"),)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is on its way."""
+        with self._lock:
+            return self._now.calls == 0
+
     def close(self) -> None:
         """Close it, and end the calls on it; idempotent."""
         with self._lock:

@@ -6,8 +6,9 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
@@ -37,7 +38,26 @@ LOG_FIRST_S, LOG_EVERY_S = 2.0, 30.0
 CALL_S = 30.0
 """The time-out of a single try, in seconds: none of these calls waits for data."""
 
+OTHER_S = 10.0
+"""The same where another node can be asked."""
+
 ReplyT = TypeVar("ReplyT", bound=Message)
+
+
+class Way(NamedTuple):
+    """A node that can be called.
+
+    Attributes:
+        target: Where it is, for messages.
+        transport: The way to it.
+    """
+
+    target: str
+    transport: Transport
+
+
+Ways: TypeAlias = Callable[[], Sequence[Way]]
+"""The nodes that can be called now; raises `Unreachable`, with why, where there is none."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +80,25 @@ class Member:
 
 
 class Control:
-    """The calls of one client about one job.
+    """The calls of one client about one job: to any node, and to the next one if it is away.
 
     Args:
-        transport: The connection to the node.
+        nodes: The connection to the node, or what gives those that can be called.
         job: The job's name.
         target: Where the node is, for messages.
         deadline_s: Seconds for which an unreachable node is called again.
+
+    Attributes:
+        job: The job's name.
+        deadline_s: The same.
     """
 
-    def __init__(self, transport: Transport, job: str, target: str, deadline_s: float) -> None:
-        self._transport, self.job, self._target = transport, job, target
-        self._deadline_s = deadline_s
+    def __init__(self, nodes: Transport | Ways, job: str, target: str, deadline_s: float) -> None:
+        only = None if callable(nodes) else [Way(target, nodes)]
+        self._ways: Ways = nodes if callable(nodes) else lambda: only or []
+        self.job, self._target = job, target
+        self.deadline_s = deadline_s
+        self._last = ""  # the node that has answered last
 
     def describe(self, *, count: bool = False) -> feed_pb2.DescribeReply:
         """Return what the job is.
@@ -275,31 +302,59 @@ class Control:
         payload = request.SerializeToString()
         answered: StoreUnavailable | Counting | None = None
         while True:
-            left = self._deadline_s - (time.monotonic() - began)
+            away: PenstockError | None = None
+            failed: dict[str, PenstockError] = {}
             try:
-                answer = self._transport.unary(method, payload, max(0.1, min(CALL_S, left)))
-                return parse(reply, answer, f"{self._target} answers {method}")
-            except (StoreUnavailable, Counting) as error:
-                away: PenstockError = error
-                answered = error
+                ways = sorted(self._ways(), key=lambda way: way.target != self._last)
             except Unreachable as error:
-                # The node did answer: it waits for its store as before, longer than is left here.
-                if isinstance(error, TlsFailed) and error.is_first:
-                    raise  # it has never worked, so nobody is about to renew something
-                timed_out = bool(error.timed_out)
-                away = answered if answered is not None and timed_out else error
+                ways, away = [], error
+            for way in ways:
+                left = self.deadline_s - (time.monotonic() - began)
+                if failed and left <= 0:
+                    break
+                if failed and patience.acquire(blocking=False):
+                    raise _none_answers(failed)  # the caller does not wait any more
+                most = CALL_S if len(ways) == 1 else OTHER_S
+                try:
+                    answer = way.transport.unary(method, payload, max(0.1, min(most, left)))
+                    self._last = way.target
+                    return parse(reply, answer, f"{way.target} answers {method}")
+                except (StoreUnavailable, Counting) as error:
+                    away = answered = error
+                except Unreachable as error:
+                    if isinstance(error, TlsFailed) and error.is_first and len(ways) == 1:
+                        raise  # it has never worked, so nobody is about to renew something
+                    # The node did answer: it waits for its store as before, longer than is left.
+                    timed_out = bool(error.timed_out)
+                    away = answered if answered is not None and timed_out else error
+                failed[way.target] = away
+            assert away is not None
+            if len(failed) > 1:
+                away = _none_answers(failed)
             wait = backoff.next_s()
             waited = time.monotonic() - began
-            if waited + wait >= self._deadline_s:
+            if waited + wait >= self.deadline_s:
                 raise _gave_up(away, self._target, method, waited) from None
             if waited >= log_at:
                 log_at = waited + LOG_EVERY_S
-                left = self._deadline_s - waited
+                left = self.deadline_s - waited
                 log_in_background(
                     logger.warning, "%s; trying for %.0f s more (%s)", away, left, method
                 )
             if patience.acquire(timeout=wait):
                 raise away  # the caller does not wait any more
+
+
+def by_target(target: str, sentence: str) -> str:
+    """Return a sentence of several about nodes: it names its node."""
+    return sentence if target in sentence else f"{target}: {sentence}"
+
+
+def _none_answers(failed: dict[str, PenstockError]) -> PenstockError:
+    """Return one error for all nodes, of the kind of the last that had answered."""
+    each = "; ".join(by_target(target, error.message) for target, error in failed.items())
+    kinds = sorted(failed.values(), key=lambda error: isinstance(error, Unreachable))
+    return kinds[0].reworded(f"none of {len(failed)} nodes could do it: {each}")
 
 
 def _gave_up(error: PenstockError, target: str, method: str, waited: float) -> PenstockError:

@@ -30,7 +30,7 @@ from penstock.wire.errors import (
 from penstock.wire.frame import Reply, parse_replies
 from penstock.wire.memory_socket import memory_path
 from penstock.wire.sent_errors import ERROR_METADATA_KEY, decode_error
-from penstock.wire.transports import Endpoint, ReadCall, Transport, TransportOpener
+from penstock.wire.transports import Addresses, Endpoint, ReadCall, Transport, TransportOpener
 
 ENTRY_POINTS = "penstock.transports"
 """The entry point group in which other packages offer targets: `name:rest`."""
@@ -102,6 +102,11 @@ class GrpcTransport:
         if sentence is None:
             return found
         return TlsFailed(sentence, target=address.text, is_first=not self._has_answered)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is on its way."""
+        return self._connection.is_idle
 
     def close(self) -> None:
         """Close the channel and end what was started for it; idempotent."""
@@ -234,19 +239,37 @@ def open_transport(
     """
     if not isinstance(address, Address):
         address = address_of(address)
+    found = open_target(address, job, grouped=grouped)
+    if isinstance(found, Addresses):
+        found.close()
+        raise _several(address.text)
+    return found
+
+
+def open_target(address: Address, job: str = "", *, grouped: bool = True) -> Transport | Addresses:
+    """Return a transport to a node; or, for the target of an engine, where its nodes are.
+
+    Args:
+        address: As for `open_transport`.
+        job: The same.
+        grouped: The same.
+
+    Raises:
+        InvalidRequest, MissingExtra: As `open_transport`.
+    """
     target = address.target
     if isinstance(target, str):
         return _open_address(address, target, job, grouped=grouped)
-    if isinstance(target, Sequence) and not isinstance(target, bytes):
-        raise _several(", ".join(map(str, target)))
-    if not hasattr(target, "unary"):
-        raise _no_address(f"target={target!r}", target)
+    if len(address.targets) > 1:
+        raise _several(address.text)
+    if isinstance(target, Sequence) or not hasattr(target, "unary"):
+        raise _no_address(f"target={target or ''!r}", target)
     return target
 
 
-def _open_address(address: Address, target: str, job: str, *, grouped: bool) -> Transport:
-    if "," in target:
-        raise _several(target)
+def _open_address(
+    address: Address, target: str, job: str, *, grouped: bool
+) -> Transport | Addresses:
     scheme, colon, rest = target.partition(":")
     if colon and scheme in ("unix", "dns", "ipv4", "ipv6", "unix-abstract"):
         return GrpcTransport(address)
@@ -257,10 +280,25 @@ def _open_address(address: Address, target: str, job: str, *, grouped: bool) -> 
         return opened
     if scheme in ("local", "spawn"):
         raise _missing_server(target, "no installed package offers it")
-    port = target.rpartition(":")[2]
-    if not colon or not port.isdigit() or not 0 < int(port) < 65536 or "/" in target:
-        raise _no_address(f"{target!r} is not the address of a loader node{_meant(target)}", target)
+    check_host_and_port(target)
     return GrpcTransport(address)
+
+
+def check_host_and_port(target: str, place: str = "") -> None:
+    """Refuse what is not `host:port`.
+
+    Args:
+        target: What should be.
+        place: Where it is written, as the sentence begins; empty = it is the target itself.
+
+    Raises:
+        InvalidRequest: Says what to write.
+    """
+    host, _, port = target.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536 or "/" in target:
+        raise _no_address(
+            f"{place}{target!r} is not the address of a loader node{_meant(target)}", target
+        )
 
 
 def _meant(target: str) -> str:
@@ -277,7 +315,7 @@ def _meant(target: str) -> str:
 def _no_address(what: str, target: object) -> InvalidRequest:
     return InvalidRequest(
         f"{what}: write host:port (for example 127.0.0.1:50051), dns:///name:port, unix:/path, "
-        "local:FILE or spawn:FILE",
+        "local:FILE or spawn:FILE; or several nodes: a list of them, or file:FILE",
         field="target",
         value=str(target),
     )
@@ -304,7 +342,7 @@ def _missing_server(target: str, reason: str) -> MissingExtra:
 
 def _several(target: str) -> InvalidRequest:
     return InvalidRequest(
-        f"target {target!r} names several nodes, and this version reads from one: pass one address",
+        f"target {target!r} names several nodes, and this takes one: pass one address",
         field="target",
         value=target,
     )

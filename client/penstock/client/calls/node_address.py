@@ -152,14 +152,15 @@ class Address:
     def __post_init__(self) -> None:
         target = self.target
         if isinstance(target, str):
-            target = target.strip()
-        elif isinstance(target, Sequence) and len(target) == 1:
-            target = str(target[0]).strip()
+            target = [part.strip() for part in target.split(",") if part.strip()]
+        if isinstance(target, Sequence) and not isinstance(target, bytes):
+            parts = tuple(str(part).strip() for part in target)
+            target = parts[0] if len(parts) == 1 else parts
         object.__setattr__(self, "target", target)
         if isinstance(target, str) and target.startswith(WITHOUT):
             object.__setattr__(self, "tls", None)
             object.__setattr__(self, "token", None)
-        text = target if isinstance(target, str) else type(target).__name__
+        text = ",".join(self.targets) or type(target).__name__
         object.__setattr__(self, "text", text)
         if self.token is not None and self.tls is None and not self._is_loopback:
             _refuse(
@@ -172,17 +173,31 @@ class Address:
     @property
     def _is_loopback(self) -> bool:
         """Whether it does not leave this machine."""
-        if not isinstance(self.target, str):
-            return True  # an open transport takes no token of ours
-        host, _ = host_and_port(self.target)
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        # An open transport takes no token of ours, and addresses of later are checked when known.
+        later = ("unix:", "file:")
+        return all(
+            target.startswith(later) or is_loopback(host_and_port(target)[0])
+            for target in self.targets
+        )
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Return its parts; empty = it is an open transport, or none at all."""
+        if isinstance(self.target, str):
+            return (self.target,)
+        return self.target if isinstance(self.target, tuple) else ()
 
     def at(self, target: str) -> Address:
         """Return the address of another target, with the same credentials."""
         return replace(self, target=target)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine, by its name or address alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def address_of(

@@ -67,7 +67,7 @@ class Intake:
         """
         options = self._options
         feed = Feed(
-            [FeedNode(self._resources.connect(options), session.target)],
+            self._nodes(session),
             session,
             WantedPositions(
                 position,
@@ -79,6 +79,20 @@ class Intake:
         )
         self._resources.feeds.add(feed)
         return feed
+
+    def _nodes(self, session: Session) -> list[FeedNode]:
+        """Return the nodes that a feed reads from, each with its lanes."""
+        nodes = self._resources.connect(self._options)
+        usable = nodes.wait_usable(self._options.deadline_s)
+        if len(usable) == 1:
+            return [FeedNode(usable[0].transport, usable[0].target)]
+        may_begin = [node for node in usable if not node.draining] or usable
+        lanes = session.units.by_node({node.node_id: node.workers for node in may_begin})
+        return [
+            FeedNode(node.transport, node.target, lanes[node.node_id])
+            for node in may_begin
+            if node.node_id in lanes
+        ]
 
     def prepare(self, feed: Feed) -> None:
         """Have what makes values ready, and begin to make them before they are taken.

@@ -1,41 +1,214 @@
-"""Which node is asked for which lane: the same for every reader, whatever order it knows them in.
+"""Which node is asked for which unit: the same for every reader, whatever order it knows them in.
 
-Rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998)
-with a bound on what one node gets (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with
-bounded loads", 2016): every reader finds the same node for a lane without asking anybody, so that
-each batch is made once; and where nodes come and go most lanes stay where they are.
+A unit is what one node makes as a whole: lanes that read the same storage, or one lane. Every
+reader finds the same node for a unit without asking anybody, so that each batch is made once; and
+where a node comes or goes most units stay where they are.
+
+Engines number what they place, and so the ids of nodes often differ in one number: `penstock-0` to
+`penstock-15`. Such ids are places of a row. Units are dealt along it: each place takes its share
+from those before it that have most. So a node that comes at the end takes its share and moves
+nothing else, and a place of the row that nobody has now keeps its units for whoever comes back to
+it; meanwhile others make them. No function of the ids alone can do so for ids of any kind: those
+are dealt by rendezvous (Thaler and Ravishankar, "Using name-based mappings to increase hit rates",
+1998) with a bound on what one node gets (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing
+with bounded loads", 2016), which moves more.
+
+Glossary:
+    unit: The lanes of a job that one node makes together, since they read the same storage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from hashlib import sha256
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from heapq import heapify, heapreplace
+from math import lcm
+from typing import NamedTuple
 
 from penstock.wire.errors import InvalidRequest
 
+MOST_PLACES = 2
+"""A row has at most so many places for each node: where more are empty, it is not taken for one."""
 
-def deal(lanes: int, nodes: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the lanes of each node, ascending: each lane once, at most lanes / nodes, rounded up.
+
+class _Place(NamedTuple):
+    """A place of a row.
+
+    Attributes:
+        node: The id of its node.
+        per_unit: How full a unit makes it, in a measure that all places share.
+        tie: Of places that are equally full the one with the lowest gives first.
+        held: Its units, by their numbers in the order in which they are dealt, ascending.
+    """
+
+    node: str
+    per_unit: int
+    tie: int
+    held: list[int]
+
+
+def deal(
+    units: int, weights: Mapping[str, int], *, away: Collection[str] = (), salt: bytes = b""
+) -> tuple[str, ...]:
+    """Return the node of each unit.
+
+    A node gets at most `units * weight / sum of weights`, rounded up, of the nodes that are not
+    away.
 
     Args:
-        lanes: How many lanes the log has.
-        nodes: The nodes' ids, all different; the order does not matter.
+        units: How many units there are.
+        weights: The weight of every node that is known, by its id; their order does not matter.
+        away: Ids of nodes that get nothing now. What is theirs is dealt to the others, and no other
+            unit moves for it: when they are back it is theirs again.
+        salt: Deals otherwise for each value, so that jobs of few units do not all lie at the same
+            nodes: the log id.
 
     Raises:
-        InvalidRequest: `nodes` is empty, or names a node twice.
+        InvalidRequest: Every node is away, or there is none, or a weight is not above 0.
     """
-    if not nodes or len(set(nodes)) < len(nodes):
+    present = {node: weight for node, weight in weights.items() if node not in away}
+    if not present or min(weights.values()) < 1:
         raise InvalidRequest(
-            f"lanes are dealt to nodes with ids of their own, not to {', '.join(nodes) or 'none'}: "
-            "name each node once"
+            f"units are dealt to nodes with a weight of at least 1, not to {present or 'none'}"
         )
-    most = -(-lanes // len(nodes))
-    found: dict[str, list[int]] = {node: [] for node in nodes}
-    for lane in range(lanes):
-        free = [node for node in nodes if len(found[node]) < most]
-        found[max(free, key=lambda node: (_weight(node, lane), node))].append(lane)
-    return [tuple(found[node]) for node in nodes]
+    order = sorted(range(units), key=lambda unit: _hash(salt, unit))
+    row = _row(weights)
+    by_row = {} if row is None else _along(order, row, salt)
+    base = by_row or _by_rendezvous(order, {}, weights, salt)
+    found = _by_rendezvous(order, base, present, salt)
+    return tuple(found[unit] for unit in range(units))
 
 
-def _weight(node: str, lane: int) -> bytes:
-    return sha256(f"{lane}\0{node}".encode()).digest()
+@dataclass(frozen=True)
+class LaneUnits:
+    """The units of a log's lanes.
+
+    Attributes:
+        lanes: How many lanes the log has.
+        period: The units of lanes, which repeat: lane l is of unit `period[l mod len(period)]`.
+            Empty = each lane is a unit of its own.
+        salt: As for `deal`: the log id.
+    """
+
+    lanes: int
+    period: tuple[int, ...] = ()
+    salt: bytes = b""
+
+    @cached_property
+    def members(self) -> Sequence[tuple[int, ...]]:
+        """Return the lanes of each unit, ascending, in the order of their first ones."""
+        found: dict[int, list[int]] = {}
+        for lane in range(self.lanes):
+            unit = self.period[lane % len(self.period)] if self.period else lane
+            found.setdefault(unit, []).append(lane)
+        return [tuple(lanes) for lanes in found.values()]
+
+    def by_node(
+        self, weights: Mapping[str, int], away: Collection[str] = ()
+    ) -> dict[str, tuple[int, ...]]:
+        """Return the lanes of each node that has any, ascending.
+
+        Args:
+            weights: As for `deal`.
+            away: The same.
+
+        Raises:
+            InvalidRequest: As `deal`.
+        """
+        found: dict[str, list[int]] = {}
+        dealt = deal(len(self.members), weights, away=away, salt=self.salt)
+        for node, lanes in zip(dealt, self.members, strict=True):
+            found.setdefault(node, []).extend(lanes)
+        return {node: tuple(sorted(found[node])) for node in sorted(found)}
+
+
+def _row(weights: Mapping[str, int]) -> list[tuple[str, int]] | None:
+    """Return the places of a row of nodes that differ in one number, each with its weight.
+
+    A place that no node has gets the weight that most nodes have, and a name that none has.
+
+    Returns:
+        None: The ids are of another kind, or there are more empty places than nodes.
+    """
+    parts = {node: re.split(r"(\d+)", node) for node in weights}
+    [first, *others] = parts.values()
+    differing = {
+        index
+        for other in others
+        for index in range(max(len(first), len(other)))
+        if first[index : index + 1] != other[index : index + 1]
+    }
+    if not others:
+        return [*weights.items()]
+    if len(differing) != 1 or not (index := differing.pop()) % 2:
+        return None
+    places = {int(part[index]): node for node, part in parts.items()}
+    begin, end, most = min(places), max(places) + 1, MOST_PLACES * len(places)
+    if len(places) < len(parts) or end - begin > most:
+        return None
+    if end <= most:
+        begin = 0  # engines count from 0: the first one is missed as any other is
+    usual = min(Counter(weights.values()).items(), key=lambda found: (-found[1], found[0]))[0]
+    return [
+        (places.get(number, f"\0{number}"), weights.get(places.get(number, ""), usual))
+        for number in range(begin, end)
+    ]
+
+
+def _along(order: Sequence[int], row: Sequence[tuple[str, int]], salt: bytes) -> dict[int, str]:
+    """Deal units along a row: each place takes its share from those before it that have most."""
+    whole = lcm(*(weight for _, weight in row))
+    places: list[_Place] = []
+    total = 0
+    for number, (node, weight) in enumerate(row):
+        total += weight
+        share = len(order) * weight // total
+        # Units that are fewer than nodes would all stay at the first ones.
+        if share == 0 and _hash(salt, f"place {number}") % total < len(order) * weight:
+            share = 1
+        place = _Place(node, whole // weight, _hash(salt, f"gives {number}"), [])
+        if places:
+            fullest = [(-len(other.held) * other.per_unit, other.tie, other) for other in places]
+            heapify(fullest)
+            for _ in range(share):
+                _, tie, other = fullest[0]
+                place.held.append(other.held.pop())
+                heapreplace(fullest, (-len(other.held) * other.per_unit, tie, other))
+            place.held.sort()
+        else:
+            place.held.extend(range(len(order)))
+        places.append(place)
+    return {order[rank]: place.node for place in places for rank in place.held}
+
+
+def _by_rendezvous(
+    order: Sequence[int], base: Mapping[int, str], weights: Mapping[str, int], salt: bytes
+) -> dict[int, str]:
+    """Deal the units that have no node in `base`, or one that is not here, or that is too many.
+
+    In the order of the units' hashes, each to its best node below the node's bound.
+    """
+    total = sum(weights.values())
+    room = {node: -(-len(order) * weight // total) for node, weight in weights.items()}
+    found: dict[int, str] = {}
+    for unit in order:
+        node = base.get(unit)
+        if node is not None and room.get(node, 0):
+            found[unit] = node
+            room[node] -= 1
+    for unit in order:
+        if unit not in found:
+            free = [node for node, left in room.items() if left]
+            best = max(free, key=lambda node: (_hash(salt, f"{unit} {node}"), node))
+            found[unit] = best
+            room[best] -= 1
+    return found
+
+
+def _hash(salt: bytes, what: object) -> int:
+    digest = blake2b(f"{what}".encode("utf-8", "surrogatepass"), digest_size=8, key=salt[:64])
+    return int.from_bytes(digest.digest(), "big")

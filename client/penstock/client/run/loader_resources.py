@@ -1,4 +1,4 @@
-"""What a Loader holds open: its connection and its streams."""
+"""What a Loader holds open: the ways to its nodes, and its streams."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import threading
 from collections.abc import Iterable
 
 from penstock.client.calls.background_thread import Patience, in_background
-from penstock.client.calls.grpc_transport import open_transport
+from penstock.client.nodes.target_nodes import LoaderNodes, open_nodes
 from penstock.client.reading.feed import Feed
 from penstock.client.run.guard import ProcessGuard
 from penstock.client.run.options import Options
-from penstock.wire.transports import Transport
 
 
 class Resources:
@@ -24,27 +23,27 @@ class Resources:
 
     def __init__(self) -> None:
         self.guard = ProcessGuard()
-        self.transport: Transport | None = None
+        self.nodes: LoaderNodes | None = None
         self.feeds: set[Feed] = set()
         self._lock = threading.Lock()  # taken in the background only
 
-    def connect(self, options: Options) -> Transport:
-        """Return the connection; open it first if necessary.
+    def connect(self, options: Options) -> LoaderNodes:
+        """Return the nodes; open them first if necessary.
 
         Raises:
-            PenstockError: See `open_transport`.
+            PenstockError: See `open_nodes`.
         """
 
-        def open_once(_: Patience) -> Transport:
+        def open_once(_: Patience) -> LoaderNodes:
             with self._lock:
-                if self.transport is None:
-                    self.transport = open_transport(
+                if self.nodes is None:
+                    self.nodes = open_nodes(
                         options.address, options.job, grouped=options.group is not None
                     )
-                return self.transport
+                return self.nodes
 
-        if self.transport is not None:
-            return self.transport
+        if self.nodes is not None:
+            return self.nodes
         _OPEN.add(self)
         return in_background(open_once)
 
@@ -74,9 +73,9 @@ class Resources:
         _end_all(feeds)
         self.feeds.difference_update(feeds)
         with self._lock:
-            transport, self.transport = self.transport, None
-            if transport is not None:
-                transport.close()
+            nodes, self.nodes = self.nodes, None
+            if nodes is not None:
+                nodes.close()
         _OPEN.discard(self)
 
 

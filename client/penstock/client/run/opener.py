@@ -7,6 +7,7 @@ import time
 
 from penstock.client.calls.background_thread import log_in_background
 from penstock.client.calls.control import Control, Member
+from penstock.client.nodes.dealing import LaneUnits
 from penstock.client.run.attempt import attempt_token
 from penstock.client.run.loader_resources import Resources
 from penstock.client.run.options import Options
@@ -55,9 +56,9 @@ class Opener:
     def control(self) -> Control:
         """The short calls; connects at first use."""
         if self._control is None:
-            transport = self._resources.connect(self._options)
+            nodes = self._resources.connect(self._options)
             self._control = Control(
-                transport, self._options.job, self.target, self._options.deadline_s
+                nodes.ways, self._options.job, self.target, self._options.deadline_s
             )
         return self._control
 
@@ -65,7 +66,7 @@ class Opener:
     def info(self) -> feed_pb2.DescribeReply:
         """What the job is; asked once."""
         if self._info is None:
-            self._info = self.control.describe()
+            self._info = self._resources.connect(self._options).describe(self.control)
         return self._info
 
     def batches(self) -> int | None:
@@ -157,6 +158,7 @@ class Opener:
             store=store,
             batches=self.batches(),
             share=share,
+            units=LaneUnits(info.lanes, tuple(info.units), info.log_id),
             finite=info.finite,
             first=first,
             group=options.group or "",

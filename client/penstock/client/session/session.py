@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.client.calls.control import Member
+from penstock.client.nodes.dealing import LaneUnits
 from penstock.client.session.loader_state import LoaderState
 from penstock.wire.order import Share, Tail
 
@@ -37,6 +38,7 @@ class Session:
         batches: T of a finite log; None = endless, or not known yet.
         finite: The log ends, whether or not it is known where.
         share: Which positions are this rank's.
+        units: Which lanes one node makes together.
         first: The own position that reading begins with.
         group: Empty = ephemeral.
         token: The attempt; empty = ephemeral, or a reader that belongs to no attempt.
@@ -54,6 +56,7 @@ class Session:
     store: str
     batches: int | None
     share: Share
+    units: LaneUnits
     finite: bool = False
     first: int = 0
     group: str = ""

@@ -51,6 +51,8 @@ def describe(
     node_id: str,
     store: str,
     max_body_bytes: int = 0,
+    workers: int = 0,
+    draining: bool = False,
     numbered: Callable[[Job], Numbering] = Job.numbering,
     count: Callable[[Job], SoFar | None] = lambda _: None,
 ) -> feed_pb2.DescribeReply:
@@ -63,6 +65,8 @@ def describe(
         node_id: The same.
         store: The same.
         max_body_bytes: The same.
+        workers: The same.
+        draining: The same.
         numbered: Gives what is known of a job's order.
         count: Has a finite job counted for a while; says how far that is, None = it was done.
 
@@ -78,6 +82,8 @@ def describe(
         node_id=node_id,
         store=store,
         jobs=sorted(jobs),
+        workers=workers,
+        draining=draining,
     )
     if not request.job and len(jobs) != 1:
         return reply
@@ -86,6 +92,8 @@ def describe(
     reply.job, reply.log_id, reply.lanes = name, job.log_id, job.lanes
     reply.batches_per_step = job.batches_per_step or 0
     reply.max_body_bytes = max_body_bytes
+    reply.units.extend(job.units)
+    reply.snapshot_every = 0 if job.begins_anywhere else job.snapshot_every
     if request.count and not numbered(job).is_complete and (so_far := count(job)) is not None:
         reply.counting, reply.counted_so_far = so_far.is_going_on, so_far.text
     numbering = numbered(job)

@@ -256,6 +256,8 @@ class Service:
             node_id=self.node_id,
             store=self.store.uuid,
             max_body_bytes=0 if job is None else self.node.largest_body_bytes(job),
+            workers=len(self.node.workers),
+            draining=self.draining.is_set(),
             numbered=self.node.numbering,
             count=self.node.count,
         )

@@ -1,0 +1,454 @@
+"""Targets of several nodes: where addresses come from, which nodes are read, which are left out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.client import Loader
+from penstock.client.calls.control import Control
+from penstock.client.calls.node_address import Address, Tls, Token, address_of
+from penstock.client.nodes.addresses import AddressFile, Origin, ResolvedName, origins
+from penstock.client.nodes.target_nodes import TargetNodes, open_nodes
+from penstock.client.nodes.usable import Answer, ReadFrom, common_to_most, settle
+from penstock.wire import PROTOCOL
+from penstock.wire.errors import InvalidRequest, NoUsableNode, PenstockError, Unreachable
+from penstock.wire.v1 import feed_pb2
+from unit.served import ServedNode, wait_until
+from unit.test_client_transport import offer
+
+READ: dict[str, Any] = {"rank": 0, "world_size": 1, "as_numpy": True, "deadline_s": 60.0}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[list[ServedNode]]:
+    """Three nodes of one store."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(node) for node in of_one_store(3, batches=24, lanes=6)]
+
+
+def of_one_store(count: int, **plan: Any) -> list[ServedNode]:
+    """Return nodes that have not begun."""
+    nodes = [ServedNode(**plan) for _ in range(count)]
+    for node in nodes:
+        node.memory = nodes[0].memory
+    return nodes
+
+
+def closed_port() -> str:
+    """Return an address where nobody listens."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{closed.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def known(target: Any, *, grouped: bool = False, **options: Any) -> Iterator[TargetNodes]:
+    """Give the nodes of a target, and close them."""
+    address = target if isinstance(target, Address) else address_of(target, environ={})
+    nodes = open_nodes(address, "code", grouped=grouped, **options)
+    assert isinstance(nodes, TargetNodes)
+    try:
+        yield nodes
+    finally:
+        nodes.close()
+
+
+def describe(nodes: TargetNodes, deadline_s: float = 60.0) -> feed_pb2.DescribeReply:
+    """Return what the job is."""
+    return nodes.describe(Control(nodes.ways, "code", "several", deadline_s))
+
+
+def targets(nodes: TargetNodes) -> list[str]:
+    """Return where nodes that can be read are."""
+    return sorted(node.target for node in nodes.usable)
+
+
+def resolver(*hosts: str) -> Any:
+    """Return what resolves any name to these."""
+
+    def resolve(name: str, port: int, **_: Any) -> list[Any]:
+        if not hosts:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, 1, 6, "", (host, port)) for host in hosts]
+
+    return resolve
+
+
+# --- where addresses come from ---
+
+
+@pytest.mark.parametrize("kind", ["text", "list", "file"])
+def test_several_nodes_are_read_as_one_is(
+    served: list[ServedNode], kind: str, tmp_path: Path
+) -> None:
+    """Every position once and in order, with the bytes of one node; a group commits at any."""
+    addresses = [node.address for node in served]
+    target: Any = {"text": ",".join(addresses), "list": addresses}.get(kind)
+    if kind == "file":
+        (tmp_path / "nodes").write_text("# ours\n" + "\n".join(addresses) + " # the last\n\n")
+        target = f"file:{tmp_path / 'nodes'}"
+    with Loader(addresses[0], "code", **READ) as loader:
+        alone = [(batch.position, batch.info.body.tobytes()) for batch in loader if batch.info]
+    with Loader(target, "code", group=f"run-{kind}", **READ) as loader:
+        found = [(batch.position, batch.info.body.tobytes()) for batch in loader if batch.info]
+        routes = loader.stats()["reconnects"]
+        assert loader.commit() == 24
+
+    assert found == alone
+    assert [position for position, _ in found] == list(range(24))
+    assert routes == 0
+
+
+def test_a_name_is_resolved_to_all_its_addresses() -> None:
+    """By the system, as `localhost` is; each once, and those of IPv6 in brackets."""
+    assert "127.0.0.1:7" in ResolvedName("dns:///localhost:7").look()
+    name = ResolvedName("dns:///any:7", resolver("10.0.0.2", "10.0.0.1", "10.0.0.2", "fd00::1"))
+    assert name.look() == ["10.0.0.1:7", "10.0.0.2:7", "[fd00::1]:7"]
+    assert (
+        len(ResolvedName("dns:any:7", resolver(*(f"10.0.0.{n}" for n in range(40)))).look()) == 40
+    )
+
+
+def test_a_name_gives_its_nodes_and_is_what_certificates_are_for(
+    served: list[ServedNode],
+) -> None:
+    port = served[0].address.rpartition(":")[2]
+    with known(f"dns:///nodes:{port}", resolve=resolver("127.0.0.1")) as nodes:
+        assert describe(nodes).lanes == 6
+        assert targets(nodes) == [served[0].address]
+
+    tls = Tls(ca="ca.pem")
+    for given, name in ((tls, "nodes"), (Tls(ca="ca.pem", name="other"), "other")):
+        found = origins(address_of("dns:///nodes:1", given, environ={}), resolve=resolver("::1"))
+        assert isinstance(found, list)
+        assert found[0].credentials.tls == Tls(ca="ca.pem", name=name)
+
+
+def test_credentials_hold_for_every_address() -> None:
+    """And a token goes nowhere without TLS but to this machine, whatever part of a list it is."""
+    with pytest.raises(InvalidRequest, match="would travel readable"):
+        address_of("127.0.0.1:1,b:2", token="secret", environ={})
+    found = origins(address_of(["a:1", "b:2"], Tls(ca="ca.pem"), "secret", environ={}))
+    assert isinstance(found, list)
+    assert {origin.credentials.token for origin in found} == {Token("secret")}
+    assert {origin.credentials.tls for origin in found} == {Tls(ca="ca.pem")}
+
+
+def test_a_file_is_read_again_when_it_has_changed(served: list[ServedNode], tmp_path: Path) -> None:
+    """What is written is read within a second; a line that is none leaves nodes as they were."""
+    file = tmp_path / "nodes"
+    file.write_text(served[0].address)
+    with known(f"file:{file}") as nodes:
+        describe(nodes)
+        assert targets(nodes) == [served[0].address]
+
+        replace(file, f"{served[1].address}\n{served[2].address}\n")
+        wait_until(lambda: len(targets(nodes)) == 2, "the new nodes")
+        assert targets(nodes) == sorted([served[1].address, served[2].address])
+
+        replace(file, "nonsense\n")
+        replace(file, f"{served[0].address}\n")
+        wait_until(lambda: targets(nodes) == [served[0].address], "the first node")
+
+
+def replace(file: Path, text: str) -> None:
+    """Write a file anew, as careful programs do."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, file)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "No such file"),
+        ("", "it has no address"),
+        ("# none\n\n", "it has no address"),
+        ("a:1\n\nb\n", "line 3: 'b' is not the address of a loader node \\(it has no port\\)"),
+        ("x" * (1 << 20) + "\n", "larger than 1 MiB"),
+    ],
+)
+def test_a_file_that_names_no_nodes_is_refused(
+    text: str | None, sentence: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "nodes"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(InvalidRequest, match=sentence):
+        AddressFile(str(file)).look()
+    with (
+        Loader(f"file:{file}", "code", **READ) as loader,
+        pytest.raises(InvalidRequest, match=sentence),
+    ):
+        loader.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("dns:///name", "write host:port"),
+        ("dns://server/name:1", "write dns:///name:port"),
+        ("a:1,b", "it has no port"),
+        ("a:1,local:job.yaml", "'local:job.yaml' is a node of this process's own"),
+        (["a:1", "http://b:1"], "no scheme and no path"),
+        (["a:1", "unix:"], "write host:port"),
+    ],
+)
+def test_a_part_of_a_target_that_is_none_is_refused(target: Any, sentence: str) -> None:
+    with (
+        Loader(target, "code", **READ) as loader,
+        pytest.raises(InvalidRequest, match=sentence),
+    ):
+        loader.state_dict()
+
+
+class Placed:
+    """Where an engine has placed nodes."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self.every_s, self.addresses, self.is_closed = 0.05, list(addresses), False
+
+    def look(self) -> Sequence[str]:
+        """Return where they are."""
+        if not self.addresses:
+            raise Unreachable("the engine is away")
+        return tuple(self.addresses)
+
+    def close(self) -> None:
+        """Note it."""
+        self.is_closed = True
+
+
+def test_an_engine_tells_where_its_nodes_are(
+    served: list[ServedNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an entry point; while it is away its nodes stay, and it is closed with the Loader."""
+    placed = Placed([node.address for node in served[:2]])
+    asked: list[Any] = []
+    offer(monkeypatch, {"ray": lambda rest, **wanted: asked.append((rest, wanted)) or placed})
+
+    with Loader("ray:mine", "code", **READ) as loader:
+        assert [batch.position for batch in loader] == list(range(24))
+        placed.addresses = []
+        assert [batch.position for batch in loader] == list(range(24))
+    assert placed.is_closed
+    assert asked == [("mine", {"job": "code", "grouped": False})]
+
+    with known("ray:mine") as nodes:
+        placed.addresses = [served[2].address]
+        describe(nodes)
+        placed.addresses = [served[0].address, served[2].address]
+        wait_until(lambda: len(nodes.usable) == 2, "the node that has come")
+
+
+# --- which nodes are read ---
+
+
+def test_a_node_that_is_named_twice_counts_once(served: list[ServedNode]) -> None:
+    address = served[0].address
+    alias = address.replace("127.0.0.1", "localhost")
+    with known([address, address, alias, served[1].address]) as nodes:
+        describe(nodes)
+        wait_until(lambda: len(nodes.usable) == 2, "both nodes")
+        assert not nodes.left_out
+
+
+def test_a_dead_address_is_left_out_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """One of three: the others are read; it is said once, and when it is there it is read, too."""
+    first, last = of_one_store(2, batches=6)
+    last.address = closed_port()
+    caplog.set_level(logging.INFO, "penstock")
+    with first, known([first.address, last.address]) as nodes:
+        describe(nodes)
+        assert targets(nodes) == [first.address]
+        wait_until(lambda: nodes.left_out, "the dead address")
+        [left_out] = nodes.left_out
+        assert left_out.target == last.address
+        assert "Connection refused" in left_out.why
+        with last:
+            wait_until(lambda: len(nodes.usable) == 2, "the node that has come")
+            assert not nodes.left_out
+    said = [record.message for record in caplog.records if "is left out" in record.message]
+    assert len(said) == 1
+    assert f"{last.address} is left out: no answer from {last.address}" in said[0]
+
+
+def test_nodes_of_another_store_or_log_are_left_out_by_name() -> None:
+    """What most nodes have is read; without a group nothing lies in a store, and any will do."""
+    with contextlib.ExitStack() as stack:
+        one, other = (stack.enter_context(node) for node in of_one_store(2, batches=6))
+        stranger = stack.enter_context(ServedNode(batches=6))
+        another = stack.enter_context(ServedNode(batches=6, seed=3))
+        everyone = [stranger.address, another.address, one.address, other.address]
+        with known(everyone, grouped=True) as nodes:
+            describe(nodes)
+            wait_until(lambda: len(nodes.left_out) == 2, "both strangers")
+            assert targets(nodes) == sorted([one.address, other.address])
+            why = {left_out.target: left_out.why for left_out in nodes.left_out}
+            assert "give all nodes one store" in why[stranger.address]
+            assert "give all nodes one job file" in why[another.address]
+        with known(everyone) as nodes:
+            describe(nodes)
+            wait_until(lambda: len(nodes.usable) == 3, "nodes of any store")
+
+
+def test_a_start_without_a_node_is_refused_and_names_each() -> None:
+    """One of them serves no such job, and one is away: the sentence has both."""
+    dead = closed_port()
+    with ServedNode(batches=6) as node:
+        with (
+            Loader([node.address, dead], "other", **{**READ, "deadline_s": 1.0}) as loader,
+            pytest.raises(NoUsableNode) as caught,
+        ):
+            loader.state_dict()
+        assert set(caught.value.nodes or {}) == {node.address, dead}
+        for part in (dead, "Connection refused", "there is no job 'other'", node.address):
+            assert part in caught.value.message
+        with (
+            Loader([node.address, node.address], "other", **READ) as loader,
+            pytest.raises(PenstockError) as unknown,
+        ):
+            loader.state_dict()
+        assert unknown.value.code == "unknown_job"
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_dead_addresses_are_all_named(count: int) -> None:
+    dead = [closed_port() for _ in range(count)]
+    with (
+        Loader(dead, "code", **{**READ, "deadline_s": 2.0}) as loader,
+        pytest.raises(Unreachable) as caught,
+    ):
+        loader.state_dict()
+
+    assert all(address in caught.value.message for address in dead)
+
+
+def test_a_name_without_an_address_is_said_with_the_reason() -> None:
+    with (
+        known("dns:///nowhere:1", resolve=resolver()) as nodes,
+        pytest.raises(Unreachable, match=r"has no address .*not known"),
+    ):
+        describe(nodes, 0.5)
+
+
+def test_addresses_that_a_name_does_not_tell_for_once_are_kept(served: list[ServedNode]) -> None:
+    """Name servers tell some of many addresses; what is not told three times is gone."""
+    placed = Placed([served[0].address, served[1].address])
+    origin = Origin("dns:///n:1", placed, address_of("dns:///n:1", environ={}), holds=3)
+    nodes = TargetNodes([origin], "dns:///n:1", "code", grouped=False)
+    try:
+        describe(nodes)
+        wait_until(lambda: len(nodes.usable) == 2, "both")
+        seen = threading.Event()
+        looks: list[int] = []
+
+        def look() -> Sequence[str]:
+            looks.append(len(nodes.usable))
+            if len(looks) > 8:
+                seen.set()
+            return [served[1].address]
+
+        placed.look = look  # type: ignore[method-assign]
+        assert seen.wait(60.0)
+        wait_until(lambda: targets(nodes) == [served[1].address], "only one is told")
+        assert looks[:3] == [2, 2, 2]
+    finally:
+        nodes.close()
+
+
+# --- short calls ---
+
+
+def test_a_call_goes_to_the_next_node_where_one_is_away() -> None:
+    """A group is begun at one node and committed at another: they have one store."""
+    first, last = of_one_store(2, batches=6)
+    with first, last, Loader([first.address, last.address], "code", group="run", **READ) as loader:
+        assert next(iter(loader)).position == 0
+        first.stop()
+        assert loader.commit() == 1
+        first.start()
+        last.stop()
+        assert loader.commit() == 1
+        last.start()
+
+
+def test_the_error_of_a_call_names_every_node() -> None:
+    first, last = of_one_store(2, batches=6)
+    options = {**READ, "deadline_s": 3.0}
+    with first, last, Loader([first.address, last.address], "code", group="r", **options) as loader:
+        loader.state_dict()
+        addresses = first.address, last.address
+        first.stop()
+        last.stop()
+        with pytest.raises(Unreachable) as caught:
+            loader.commit()
+        assert all(address in caught.value.message for address in addresses)
+        first.start()
+        last.start()
+
+
+# --- rules ---
+
+
+def told(node_id: str, node: str = "", **more: Any) -> feed_pb2.DescribeReply:
+    """Return a reply of a node."""
+    given = {"log_id": b"log", "store": "s", "incarnation": 1, "workers": 2} | more
+    return feed_pb2.DescribeReply(protocol=PROTOCOL, node_id=node_id, node=node or node_id, **given)
+
+
+def answers(**replies: feed_pb2.DescribeReply | PenstockError) -> dict[str, Answer]:
+    """Return what addresses have answered."""
+    return {target: Answer(None, reply) for target, reply in replies.items()}  # type: ignore[arg-type]
+
+
+def test_of_two_nodes_of_one_id_the_later_incarnation_is_read() -> None:
+    """Whichever is read already, and in whatever order they are told."""
+    found = answers(
+        a=told("n", "first", incarnation=1),
+        b=told("n", "second", incarnation=2, draining=True),
+        c=told("m"),
+    )
+    for used in ((), ("a",), ("b",)):
+        usable, left_out = settle(found, ReadFrom(b"log", "s"), used)
+        assert [(node.node_id, node.target) for node in usable] == [("m", "c"), ("n", "b")]
+        assert usable[1].draining
+        assert [(node.target, node.why) for node in left_out] == [
+            ("a", "a has the id of b, n: it is an earlier start of it")
+        ]
+
+
+def test_two_nodes_that_were_given_one_id_are_told_apart() -> None:
+    """Nobody knows which is the later one: the one that is read stays, and the other is named."""
+    found = answers(a=told("n", "first"), b=told("n", "second"))
+    for used, stays, goes in (((), "a", "b"), (("b",), "b", "a")):
+        usable, [left_out] = settle(found, ReadFrom(b"log", "s"), used)
+        assert [node.target for node in usable] == [stays]
+        assert left_out.target == goes
+        assert "give each node an id of its own" in left_out.why
+
+
+def test_what_most_nodes_have_is_read_and_of_as_many_the_lower() -> None:
+    """So every reader finds the same, in whatever order nodes answer."""
+    one, two = told("x", log_id=b"1"), told("y", log_id=b"2")
+    assert common_to_most(answers(a=two, b=one), grouped=False) == ReadFrom(b"1", "")
+    assert common_to_most(answers(a=two, b=one, c=two), grouped=True) == ReadFrom(b"2", "s")
+    assert common_to_most(answers(a=Unreachable("away")), grouped=True) is None
+    assert math.isinf(origins_of("a:1,b:1")[0].addresses.every_s)
+
+
+def origins_of(target: str) -> list[Origin]:
+    """Return the origins of a target."""
+    found = origins(address_of(target, environ={}))
+    assert isinstance(found, list)
+    return found
