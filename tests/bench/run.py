@@ -57,6 +57,7 @@ NAMES = (
     "first_local",
     "commits",
     "resume",
+    "failover",
     "memory",
     "reading",
     "finite",

@@ -17,8 +17,9 @@ from penstock.client.bodies.buffers import BufferPool
 from penstock.client.calls.control import Control
 from penstock.client.calls.grpc_transport import open_transport
 from penstock.client.nodes.dealing import LaneUnits
+from penstock.client.nodes.fixed_nodes import FixedNodes
+from penstock.client.nodes.known_node import KnownNode
 from penstock.client.reading.feed import Feed, WantedPositions
-from penstock.client.reading.route import FeedNode
 from penstock.client.reading.route_set import Prefetch
 from penstock.client.session.session import Session
 from penstock.wire.order import Share
@@ -70,7 +71,7 @@ class Read:
     """What a feed over some nodes is made of."""
 
     session: Session
-    dealt: list[FeedNode]
+    nodes: FixedNodes
 
 
 @contextlib.contextmanager
@@ -86,9 +87,6 @@ def connected(servers: list[Server], job: str, share: Share) -> Iterator[Read]:
             for transport, server in zip(transports, servers, strict=True)
         ]
         assert len({info.log_id for info in told}) == 1
-        weights = {info.node_id: info.workers for info in told}
-        units = LaneUnits(told[0].lanes, tuple(told[0].units), told[0].log_id)
-        lanes = units.by_node(weights)
         session = Session(
             target=servers[0].address,
             job=job,
@@ -96,14 +94,14 @@ def connected(servers: list[Server], job: str, share: Share) -> Iterator[Read]:
             store=told[0].store,
             batches=told[0].batches if told[0].HasField("batches") else None,
             share=share,
-            units=units,
+            units=LaneUnits(told[0].lanes, tuple(told[0].units), told[0].log_id),
             finite=told[0].finite,
         )
-        dealt = [
-            FeedNode(transport, server.address, lanes[info.node_id])
-            for transport, server, info in zip(transports, servers, told, strict=True)
+        nodes = [
+            KnownNode(info.node_id, 0, server.address, transport, info.workers)
+            for info, transport, server in zip(told, transports, servers, strict=True)
         ]
-        yield Read(session, dealt)
+        yield Read(session, FixedNodes(nodes))
 
 
 @contextlib.contextmanager
@@ -112,7 +110,7 @@ def feeding(read: Read, stop: int | None, **options: Any) -> Iterator[Feed]:
     given = {"prefetch": 7, "prefetch_bytes": 1 << 20, "max_body_bytes": 1 << 20} | options
     prefetch = Prefetch(given["prefetch"], given["prefetch_bytes"])
     wanted = WantedPositions(0, stop, prefetch, given["max_body_bytes"])
-    feed = Feed(read.dealt, read.session, wanted, BufferPool(9))
+    feed = Feed(read.nodes, read.session, wanted, BufferPool(9))
     try:
         yield feed
     finally:
@@ -142,7 +140,8 @@ def test_two_nodes_give_what_one_gives(nodes: list[Server], job: str, stop: int 
         with connected(nodes[:1], job, share) as one, feeding(one, stop) as feed:
             alone = digests(feed, share)
         with connected(nodes, job, share) as both:
-            lanes = [set(node.lanes) for node in both.dealt]
+            weights = {node.node_id: node.workers for node in both.nodes.usable}
+            lanes = [set(part) for part in both.session.units.by_node(weights).values()]
             with feeding(both, stop) as feed:
                 assert digests(feed, share) == alone
 
@@ -178,7 +177,7 @@ def test_a_node_that_starts_again_is_waited_for(tmp_path: Path) -> None:
             for position in range(40):
                 assert feed.take(position, 60.0) is not None
                 feed.release(position, 0)
-            told = Control(both.dealt[1].transport, "endless", "", 30.0).describe()
+            told = Control(both.nodes.usable[1].transport, "endless", "", 30.0).describe()
             servers[1].terminate()
             servers[1].command += ["--listen", servers[1].address]
             servers[1].start()
@@ -187,7 +186,7 @@ def test_a_node_that_starts_again_is_waited_for(tmp_path: Path) -> None:
             assert all(found is not None for found in rest)
             assert feed.take(200, 60.0) is None
             assert feed.reconnects >= 1
-            again = Control(both.dealt[1].transport, "endless", "", 30.0).describe()
+            again = Control(both.nodes.usable[1].transport, "endless", "", 30.0).describe()
             assert again.node_id == told.node_id
             assert again.node != told.node
 
@@ -239,7 +238,7 @@ def test_a_length_that_was_told_is_held_to(nodes: list[Server]) -> None:
     with connected(nodes[:1], "finite", share) as one:
         wrong = replace(one.session, batches=one.session.batches + 40)
         with (
-            feeding(Read(wrong, one.dealt), None) as feed,
+            feeding(replace(one, session=wrong), None) as feed,
             pytest.raises(Exception, match="and described it as"),
         ):
             digests(feed, share)

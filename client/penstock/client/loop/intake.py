@@ -11,7 +11,6 @@ from penstock.client.bodies.stages import TimedPool, Waited
 from penstock.client.calls.background_thread import in_background
 from penstock.client.loop.stats import Waits
 from penstock.client.reading.feed import Feed, WantedPositions
-from penstock.client.reading.route import FeedNode
 from penstock.client.reading.route_set import Prefetch
 from penstock.client.reading.slots import Delivery
 from penstock.client.run.loader_resources import Resources
@@ -63,11 +62,13 @@ class Intake:
             steps: How many steps are wanted; None = until the log ends.
 
         Raises:
-            PenstockError: See `Resources.connect`.
+            PenstockError: See `Resources.connect` and `LoaderNodes.wait_usable`.
         """
         options = self._options
+        nodes = self._resources.connect(options)
+        nodes.wait_usable(options.deadline_s)
         feed = Feed(
-            self._nodes(session),
+            nodes,
             session,
             WantedPositions(
                 position,
@@ -79,20 +80,6 @@ class Intake:
         )
         self._resources.feeds.add(feed)
         return feed
-
-    def _nodes(self, session: Session) -> list[FeedNode]:
-        """Return the nodes that a feed reads from, each with its lanes."""
-        nodes = self._resources.connect(self._options)
-        usable = nodes.wait_usable(self._options.deadline_s)
-        if len(usable) == 1:
-            return [FeedNode(usable[0].transport, usable[0].target)]
-        may_begin = [node for node in usable if not node.draining] or usable
-        lanes = session.units.by_node({node.node_id: node.workers for node in may_begin})
-        return [
-            FeedNode(node.transport, node.target, lanes[node.node_id])
-            for node in may_begin
-            if node.node_id in lanes
-        ]
 
     def prepare(self, feed: Feed) -> None:
         """Have what makes values ready, and begin to make them before they are taken.

@@ -92,11 +92,28 @@ class LaneUnits:
         period: The units of lanes, which repeat: lane l is of unit `period[l mod len(period)]`.
             Empty = each lane is a unit of its own.
         salt: As for `deal`: the log id.
+        snapshot_every: Reading of a lane begins without a replay at offsets that are multiples of
+            it; 0 = at all.
     """
 
     lanes: int
     period: tuple[int, ...] = ()
     salt: bytes = b""
+    snapshot_every: int = 0
+
+    @property
+    def row(self) -> int:
+        """Positions from one at which every lane has a snapshot to the next such one."""
+        return self.lanes * max(1, self.snapshot_every)
+
+    @cached_property
+    def of_lane(self) -> Sequence[int]:
+        """Return the number of each lane's unit, among `members`."""
+        found = [0] * self.lanes
+        for number, lanes in enumerate(self.members):
+            for lane in lanes:
+                found[lane] = number
+        return found
 
     @cached_property
     def members(self) -> Sequence[tuple[int, ...]]:

@@ -44,7 +44,13 @@ class NodeLeftOut:
 
 
 class KnownNodes(Protocol):
-    """The nodes of a target, as they are known now. Looking takes no lock and never waits."""
+    """The nodes of a target, as they are known now. Looking takes no lock and never waits.
+
+    Attributes:
+        is_one: There is one node, for good: nothing of it is ever dealt to another.
+    """
+
+    is_one: bool
 
     @property
     def usable(self) -> Sequence[KnownNode]:

@@ -124,6 +124,7 @@ class OneNode:
     def __init__(self, transport: Transport, target: str) -> None:
         self.usable: Sequence[KnownNode] = ()
         self.left_out: Sequence[NodeLeftOut] = ()
+        self.is_one = True
         self._way = Way(target, transport)
 
     def ways(self) -> Sequence[Way]:
@@ -196,6 +197,7 @@ class TargetNodes:
     def __init__(self, origins: Sequence[Origin], text: str, job: str, *, grouped: bool) -> None:
         self.usable: Sequence[KnownNode] = ()
         self.left_out: Sequence[NodeLeftOut] = ()
+        self.is_one = False
         self._origins, self._text, self._job, self._grouped = list(origins), text, job, grouped
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._guard = threading.Lock()  # taken in the background alone

@@ -37,15 +37,21 @@ class Arrivals:
         """Tell whether a position has come, or was given to the consumer."""
         return position < self.missing or position in self._later
 
-    def note(self, position: int, nbytes: int) -> None:
-        """Note that a batch has come that takes so many bytes."""
+    def note(self, position: int, nbytes: int) -> bool:
+        """Note that a batch has come that takes so many bytes; tell whether it is the first copy.
+
+        While a lane goes from one node to another both may send one.
+        """
         with self._guard:
+            if self.has(position):
+                return False
             if nbytes > self.largest_bytes:
                 self.largest_bytes, self.fitting = nbytes, fitting_ahead(nbytes)
             self._later.add(position)
             while self.missing in self._later:
                 self._later.remove(self.missing)
                 self.missing = self._share.nth_after(self.missing, 1)
+            return True
 
     def end_at(self, position: int) -> None:
         """Note that no position from here on will come."""

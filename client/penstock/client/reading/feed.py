@@ -1,16 +1,17 @@
-"""What one rank reads: slots by position, and a route from each node that fills them."""
+"""What one rank reads: slots by position, and routes from the nodes that fill them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.client.bodies.buffers import BodyAllocator
 from penstock.client.calls.background_thread import Patience, in_background
+from penstock.client.nodes.known_node import KnownNodes
 from penstock.client.reading.ahead import Ahead
-from penstock.client.reading.route import FeedNode
+from penstock.client.reading.failover import Failover
+from penstock.client.reading.route import FeedNode, Route
 from penstock.client.reading.route_set import Prefetch, RouteSet
 from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.reading.stream import FeedContext
@@ -44,7 +45,7 @@ class Feed:
     it. See `Slots`, where batches pass from the others to it.
 
     Args:
-        nodes: Where batches come from, one or more; no lane is asked of two of them.
+        nodes: Where batches come from.
         session: What streams open with, and which positions are the rank's own.
         wanted: Which positions, and how much of them may be here.
         pool: Where bodies land.
@@ -56,7 +57,7 @@ class Feed:
 
     def __init__(
         self,
-        nodes: Sequence[FeedNode],
+        nodes: KnownNodes,
         session: Session,
         wanted: WantedPositions,
         pool: BodyAllocator,
@@ -65,7 +66,14 @@ class Feed:
         self._slots = Slots(session.job, share, wanted.start, wanted.stop, prefetch.batches)
         self._share = share
         context = FeedContext(session, self._slots, pool, wanted.max_body_bytes)
-        self._routes = RouteSet(nodes, context, prefetch)
+        self._routes = RouteSet(context, prefetch)
+        self._failover: Failover | None = None
+        if nodes.is_one:
+            [node, *_] = nodes.usable
+            alone = FeedNode(node.transport, node.target)
+            self._routes.use([Route(0, alone, context, self._routes)])
+        else:
+            self._failover = Failover(nodes, context, self._routes)
         # Set by the consumer.
         self.ahead: Ahead | None = None
         self.is_prepared = False
@@ -139,7 +147,7 @@ class Feed:
         def start(_: Patience) -> None:
             if not self._began_ns:
                 self._began_ns, self._within = time.time_ns(), within
-            self._routes.start()
+            (self._failover or self._routes).start()
 
         in_background(start)
         self._is_started = True
@@ -155,6 +163,8 @@ class Feed:
 
     def cancel(self) -> None:
         """End the streams; idempotent. It takes locks: call it in the background."""
+        if self._failover is not None:
+            self._failover.close()
         self._routes.cancel()
         self._slots.close()
 
@@ -162,6 +172,8 @@ class Feed:
         """Wait until the background threads have ended, after `cancel`. It is called there, too."""
         if self.ahead is not None:
             self.ahead.join(deadline_s)
+        if self._failover is not None:
+            self._failover.join(deadline_s)
         self._routes.join(deadline_s)
         if self._began_ns:
             session, began_ns, self._began_ns = self._session, self._began_ns, 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +20,7 @@ from penstock.client.calls.background_thread import log_in_background
 from penstock.client.calls.backoff import Backoff
 from penstock.client.reading.stream import FeedContext, Opening, OpenStream
 from penstock.wire import PROTOCOL
-from penstock.wire.errors import ChecksumMismatch, PenstockError, Unreachable
+from penstock.wire.errors import ChecksumMismatch, Forbidden, PenstockError, Unreachable
 from penstock.wire.transports import ReadCall, Transport
 from penstock.wire.v1 import feed_pb2
 
@@ -29,6 +30,15 @@ logger = logging.getLogger("penstock")
 class _BorrowsNow(Exception):
     """A stream gives way to one whose bodies are lent: the node was away when it was opened."""
 
+
+SETTLED_S = 15.0
+"""A stream that lasted so long had no trouble, even if nothing was sent by it."""
+
+FREED_S = 3.0
+"""For so long streams are opened again that are too many at a node."""
+
+JOIN_S = 1.0
+"""How long a route waits for the one before it: it was cancelled, and ends in milliseconds."""
 
 MAX_REREADS = 2
 """How often one position is read again after its checksum was wrong."""
@@ -42,11 +52,13 @@ class FeedNode:
         transport: The way to it.
         target: Where it is, for messages.
         lanes: The lanes that it is asked for; empty = all.
+        node_id: Its id; empty = it is the only one.
     """
 
     transport: Transport
     target: str
     lanes: tuple[int, ...] = ()
+    node_id: str = ""
 
 
 class Routes(Protocol):
@@ -64,33 +76,62 @@ class Routes(Protocol):
         """End every stream: all that is wanted has come."""
         ...
 
+    def landed(self) -> None:
+        """Note that batches have come."""
+        ...
+
+    def gives_up(self, route: Route, error: PenstockError, *, is_retried: bool) -> bool:
+        """Tell whether a node is left for what has ended its stream: the route ends then."""
+        ...
+
 
 class Route:
     """Reads one node's share of the positions into slots, on a thread of its own.
 
-    Every attribute is set by that thread alone; the consumer's looks at them, and takes no lock.
+    Every attribute but `until` is set by that thread alone; the consumer's looks at them, and takes
+    no lock.
 
     Args:
-        number: Which of the feed's routes it is.
-        node: The node.
+        number: The node's, among those that the feed reads from.
+        node: The node, with the lanes that it is asked for, which stay the same.
         context: What all streams of the feed have in common.
         routes: The feed's, with those from other nodes.
+        after: The route that this one takes the place of: it ends before this one begins.
+        delay_s: How long to wait before that, in seconds.
 
     Attributes:
+        until: Nothing from this position on is asked for: other nodes have some of its lanes there.
+            None = there is no such position.
         stream: The open stream; None = there is none now.
         broken: Why there is none.
         reconnects: How often a stream was opened again.
         has_ended: The node has sent all that it has of the log.
+        drains: It has said that it shuts down.
+        is_over: It has ended, and the node has not sent all that it has.
+        troubled_s: Since when streams break without a batch in between, on the monotonic clock.
     """
 
-    def __init__(self, number: int, node: FeedNode, context: FeedContext, routes: Routes) -> None:
+    def __init__(
+        self,
+        number: int,
+        node: FeedNode,
+        context: FeedContext,
+        routes: Routes,
+        after: Route | None = None,
+        delay_s: float = 0.0,
+    ) -> None:
         self.number, self.node, self._routes = number, node, routes
         self._context, self._session, self._slots = context, context.session, context.slots
         self._arrivals = context.slots.arrivals
         self.stream: OpenStream | None = None
         self.broken: PenstockError | None = None
         self.reconnects = 0
-        self.has_ended = False
+        self.has_ended = self.drains = False
+        self.until: int | None = None
+        self.troubled_s: float | None = None
+        self._opened_s = 0.0
+        self._after, self._delay_s = after, delay_s
+        self.is_over = False
         self._reason = f"connecting to {node.target}"
         self._cause = ""  # what broke the stream last, as long as no batch has come since
         self._rereads: dict[int, int] = {}
@@ -113,6 +154,11 @@ class Route:
         cause = self._cause
         return reason if cause in reason else f"{reason}, after: {cause}"
 
+    def accepted(self, horizon: int) -> int:
+        """Return how far this node may send, of what the feed accepts."""
+        until = self.until
+        return horizon if until is None else min(horizon, until)
+
     def start(self) -> None:
         """Start reading, once. It takes a lock: call it in the background."""
         with self._guard:
@@ -128,6 +174,12 @@ class Route:
         if call is not None:
             call.cancel()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread has not ended. It takes a lock: ask in the background."""
+        with self._guard:
+            return self._thread is not None and self._thread.is_alive()
+
     def join(self, deadline_s: float) -> None:
         """Wait until the thread has ended, after `cancel`. It is called there, too."""
         with self._guard:
@@ -139,6 +191,7 @@ class Route:
 
     def _run(self) -> None:
         try:
+            self._begin()
             while not self._closed.is_set() and not self._arrivals.is_complete:
                 try:
                     self._read()
@@ -159,18 +212,35 @@ class Route:
                 except PenstockError as error:
                     if self._closed.is_set() or self._arrivals.is_complete:
                         return
-                    if not self._may_retry(error):
+                    is_retried = self._may_retry(error)
+                    self._note_trouble(time.monotonic())
+                    if self._routes.gives_up(self, error, is_retried=is_retried):
+                        return
+                    if not is_retried:
                         raise
                     self._note_break(error)
                     self._closed.wait(self._backoff.next_s())
         except BaseException as error:  # the edge of the thread: the consumer raises it
             self._slots.fail(error)
         finally:
+            self.is_over = not self.has_ended
             if self._borrower is not None:
                 self._borrower.close()
             if self._arrivals.is_complete:
                 self._routes.completed()
             self._slots.wake()
+
+    def _note_trouble(self, now_s: float) -> None:
+        if self.troubled_s is None or now_s - self._opened_s >= SETTLED_S:
+            self.troubled_s = now_s
+
+    def _begin(self) -> None:
+        """Wait for the route that this one takes the place of, and for its turn."""
+        after, self._after = self._after, None
+        if after is not None:
+            after.join(JOIN_S)
+        if self._delay_s:
+            self._closed.wait(self._delay_s)
 
     def _may_retry(self, error: PenstockError) -> bool:
         if isinstance(error, ChecksumMismatch):
@@ -178,6 +248,10 @@ class Route:
             position = self._arrivals.missing if error.position is None else error.position
             self._rereads[position] = self._rereads.get(position, 0) + 1
             return self._rereads[position] <= MAX_REREADS
+        if isinstance(error, Forbidden) and error.bound == "streams":
+            # The node may not have noticed yet that the stream before this one has ended.
+            since_s = self.troubled_s
+            return since_s is None or time.monotonic() - since_s < FREED_S
         return error.status == "UNAVAILABLE"
 
     def _note_break(self, error: PenstockError) -> None:
@@ -206,7 +280,8 @@ class Route:
 
     def _read_stream(self, borrower: Borrower | None, *, may_borrow: bool) -> None:
         position, limit = self._routes.room(self.number, 0)
-        opening = Opening(self._slots.horizon, position, limit, borrower)
+        opening = Opening(self.accepted(self._slots.horizon), position, limit, borrower)
+        self._opened_s = time.monotonic()
         call = self.node.transport.read(self._open_message(opening))
         with self._guard:
             self._call = call
@@ -220,7 +295,7 @@ class Route:
         finally:
             self._note_sent(stream.landing.sent_because)
             self._reason = stream.waits_for or self._reason
-            self.has_ended = stream.has_ended
+            self.has_ended, self.drains = stream.has_ended, stream.drains
             self.stream = None
             with self._guard:
                 self._call = None
@@ -242,7 +317,8 @@ class Route:
                     self._borrow_now()
                 may_borrow = False
             if stream.landed != landed:
-                landed, self._cause = stream.landed, ""
+                landed, self._cause, self.troubled_s = stream.landed, "", None
+                self._routes.landed()
                 self._backoff.reset()
                 for position in [at for at in self._rereads if self._arrivals.has(at)]:
                     del self._rereads[position]

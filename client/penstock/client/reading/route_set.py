@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from penstock.client.reading.route import FeedNode, Route, cancel_all
+from penstock.client.reading.route import Route, cancel_all
 from penstock.client.reading.stream import FeedContext
 from penstock.client.reading.waiting import PAUSE_S, REPORT_S
 from penstock.common.prefetch import AHEAD_BYTES, LEAST_AHEAD
@@ -30,26 +30,45 @@ class Prefetch(NamedTuple):
     most_bytes: int
 
 
+class NodeChoice(Protocol):
+    """Chooses the nodes that routes lead to; called on the threads of routes."""
+
+    def gives_up(self, route: Route, error: PenstockError, *, is_retried: bool) -> bool:
+        """Tell whether a node is left for what has ended its stream: the route ends then."""
+        ...
+
+    def landed(self) -> None:
+        """Note that batches have come."""
+        ...
+
+
 class RouteSet:
     """The routes from some nodes to the slots: what waiting slots ask, and what each route asks.
+
+    Routes come and go while it is read: all of them are replaced as a whole, by `use`.
 
     How many positions may come is the slots' horizon. Beside it goes how many bytes each stream may
     have sent in all: so memory is bounded in both. Those are moved by the consumer's thread, which
     takes no lock.
 
     Args:
-        nodes: One or more; no lane is asked of two of them.
         context: What all streams have in common.
         prefetch: How much may be ready.
 
     Attributes:
+        choice: Who chooses the nodes; None = there is one, for good.
+        left: The nodes that are not asked, each with why, in words: set by `choice`.
         finished_step: The first step that the consumer has not finished: for people.
     """
 
-    def __init__(self, nodes: Sequence[FeedNode], context: FeedContext, prefetch: Prefetch) -> None:
+    def __init__(self, context: FeedContext, prefetch: Prefetch) -> None:
         self._slots, self._share = context.slots, context.session.share
         self._prefetch = prefetch
-        self._routes = [Route(number, node, context, self) for number, node in enumerate(nodes)]
+        self._routes: tuple[Route, ...] = ()
+        self._ended: list[Route] = []
+        self._past_reconnects = 0
+        self.choice: NodeChoice | None = None
+        self.left: tuple[str, ...] = ()
         # Set by the consumer.
         self.finished_step = self._share.step(self._slots.next)
         self._unreported_bytes = 0
@@ -58,7 +77,30 @@ class RouteSet:
     @property
     def reconnects(self) -> int:
         """How often a stream was opened again."""
-        return sum(route.reconnects for route in self._routes)
+        return self._past_reconnects + sum(route.reconnects for route in self._routes)
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """The routes, as they are now."""
+        return self._routes
+
+    def use(self, routes: Sequence[Route], left: int = 0) -> None:
+        """Have these routes, in place of those before; one thread at a time calls it.
+
+        No lane is asked of two of them. Those that are not among them are ended, those that are new
+        are not started.
+
+        Args:
+            routes: All of them.
+            left: How many of those that end were left with their nodes: their lanes are read by
+                streams that were opened again.
+        """
+        kept = set(routes)
+        ended = [route for route in self._routes if route not in kept]
+        self._ended = [route for route in self._ended if route.is_running] + ended
+        self._past_reconnects += left + sum(route.reconnects for route in ended)
+        self._routes = tuple(routes)
+        cancel_all(ended)
 
     def start(self) -> None:
         """Start reading, once. It takes locks: call it in the background."""
@@ -71,7 +113,7 @@ class RouteSet:
 
     def join(self, deadline_s: float) -> None:
         """Wait until the threads have ended, after `cancel`. It is called there, too."""
-        for route in self._routes:
+        for route in (*self._routes, *self._ended):
             route.join(deadline_s)
 
     # --- what waiting slots ask, on the consumer's thread: a `Supply` ---
@@ -101,12 +143,19 @@ class RouteSet:
 
     def why(self) -> str:
         """Return what is waited for, in words."""
-        reasons = [route.why() for route in self._routes if not route.has_ended]
-        return "; ".join(dict.fromkeys(reasons)) or self._routes[0].why()
+        routes = self._routes
+        reasons = [route.why() for route in routes if not route.has_ended]
+        reasons = reasons or [route.why() for route in routes[:1]]
+        return "; ".join(dict.fromkeys([*reasons, *self.left]))
 
     def blocked(self, waited_s: float) -> PenstockError | None:
         """Return what keeps batches from coming: a node that is away; None = nothing."""
-        for route in self._routes:
+        routes, left = self._routes, self.left
+        if left or len(routes) > 1:
+            if any(route.broken is None for route in routes):
+                return None  # it is waited for, and `why` has the others
+            return _all_away([*(str(route.broken) for route in routes), *left], waited_s)
+        for route in routes:
             broken = route.broken
             if isinstance(broken, Unreachable):
                 return Unreachable(
@@ -138,18 +187,19 @@ class RouteSet:
             stream = route.stream
             if stream is None:
                 continue  # the next one opens with it
+            accepted = route.accepted(horizon)
             # A large batch takes the horizon back: what was accepted with it stays accepted.
-            has_moved = horizon > stream.sent
+            has_moved = accepted > stream.sent
             # At the end the horizon stops short: its last move may be less than one own position.
             is_far = has_moved and (
-                horizon == slots.arrivals.end
-                or self._share.nth_after(stream.sent, at_least) <= horizon
+                accepted in (slots.arrivals.end, route.until)
+                or self._share.nth_after(stream.sent, at_least) <= accepted
             )
             # Asked for 0, the node learns of the room for bytes though the horizon has not moved.
             if is_far or has_room or not at_least:
                 self._unreported_bytes, self._reported_room_bytes = 0, room_bytes
                 position, limit = self.room(route.number, stream.received_bytes)
-                stream.send(horizon, self.finished_step, position, limit, slots.wait_s)
+                stream.send(accepted, self.finished_step, position, limit, slots.wait_s)
 
     def room(self, route: int, received_bytes: int) -> tuple[int, int]:
         """Return the next position, and how many bytes a stream may have sent from its start on.
@@ -164,9 +214,14 @@ class RouteSet:
                 that lands in between counts twice and not never.
         """
         position = self._slots.next
-        held = sum(
-            found.lease.nbytes for found in self._slots.ready(position) if found.route == route
-        )
+        numbers = {each.number for each in self._routes}
+        held = others = 0
+        for found in self._slots.ready(position):
+            if found.route == route:
+                held += found.lease.nbytes
+            elif found.route not in numbers:
+                others += found.lease.nbytes  # of a node that was left: all have less room
+        held += others // max(1, len(numbers))
         return position, max(1, received_bytes + self._room_bytes() - held)
 
     def _room_bytes(self) -> int:
@@ -179,7 +234,7 @@ class RouteSet:
         if self._prefetch.batches is None:
             largest = self._slots.arrivals.largest_bytes
             most = min(most, max(AHEAD_BYTES, LEAST_AHEAD * largest))
-        return max(1, most // len(self._routes))
+        return max(1, most // max(1, len(self._routes)))
 
     # --- what routes ask and say, on their threads ---
 
@@ -190,3 +245,21 @@ class RouteSet:
     def completed(self) -> None:
         """End every stream: all that is wanted has come."""
         cancel_all(self._routes)
+
+    def landed(self) -> None:
+        """Note that batches have come."""
+        if self.choice is not None:
+            self.choice.landed()
+
+    def gives_up(self, route: Route, error: PenstockError, *, is_retried: bool) -> bool:
+        """Tell whether a node is left for what has ended its stream: the route ends then."""
+        choice = self.choice
+        return choice is not None and choice.gives_up(route, error, is_retried=is_retried)
+
+
+def _all_away(reasons: Sequence[str], waited_s: float) -> Unreachable:
+    return Unreachable(
+        f"no data from any of {len(reasons)} nodes for {waited_s:.0f} s: {'; '.join(reasons)}; "
+        "reading goes on at the same position when one is back (deadline_s= waits longer)",
+        waited_s=round(waited_s, 3),
+    )

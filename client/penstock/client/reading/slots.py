@@ -161,12 +161,15 @@ class Slots:
 
     # --- the threads of the streams ---
 
-    def put(self, delivery: Delivery) -> None:
-        """Put a batch into its slot; the consumer looks when it is woken."""
+    def put(self, delivery: Delivery) -> bool:
+        """Put a batch into its slot, or drop a second copy; the consumer looks when it is woken."""
         header = delivery.header
+        # Texts lie in the header. First this: a copy that lands when the consumer is past its
+        # position would lie there until the end.
+        if not self.arrivals.note(header.position, delivery.lease.nbytes + header.ByteSize()):
+            return False
         self._ready[header.position] = delivery
-        # Texts lie in the header.
-        self.arrivals.note(header.position, delivery.lease.nbytes + header.ByteSize())
+        return True
 
     def fail(self, error: BaseException) -> None:
         """Have the consumer raise an error once it has been given what came before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,9 @@ class OpenStream:
         has_opened: The node has accepted it.
         lends: The node lends it bodies.
         has_ended: The node has sent all that it has of the log.
+        drains: The node shuts down.
+        heard_s: When something came last, on the monotonic clock.
+        order: Of an endless log, once the stream is open.
         waits_for: What it waits for, in words.
         landed: How many batches have come.
         landing: Where bodies land.
@@ -93,10 +97,11 @@ class OpenStream:
         self.reported, self._bytes_limit = opening.position, opening.bytes_limit
         self._largest_bytes = 0  # of the bodies that have come
         self.received_bytes = 0
-        self.has_opened = self.has_ended = self.lends = False
+        self.has_opened = self.has_ended = self.lends = self.drains = False
+        self.heard_s = time.monotonic()
         self.waits_for = ""
         self.landed = 0
-        self._order: Order | None = None  # of an endless log, once the stream is open
+        self.order: Order | None = None
         self._assembling: dict[tuple[int, int], Assembly] = {}
         self._in_bundle = False
 
@@ -127,6 +132,7 @@ class OpenStream:
         Raises:
             BadFrame, ChecksumMismatch, JobChanged: What came is not what was opened, or is damaged.
         """
+        self.heard_s = time.monotonic()
         if len(replies) == 1:
             return self._handle(replies[0])
         # A bundle is there at once: its first batch shall not wake the consumer to fight for the
@@ -149,13 +155,14 @@ class OpenStream:
             self.waits_for = _describe_waiting(message)
         elif reply.kind == "draining":
             self.waits_for = f"{self._target} is shutting down: {message.detail}"
+            self.drains = True
             log_in_background(logger.info, "job %r: %s", self._session.job, self.waits_for)
         else:
             self._ended(message)
         return reply.kind == "end"
 
     def _opened(self, message: feed_pb2.Opened) -> None:
-        self._order = check_opened(message, self._session, self._target)
+        self.order = check_opened(message, self._session, self._target)
         self.has_opened, self.lends = True, message.lends
         self.waits_for = f"{self._target} has opened the stream and sent nothing yet"
 
@@ -201,7 +208,7 @@ class OpenStream:
     def _begin(self, header: feed_pb2.BatchHeader) -> Assembly:
         check_sealed(header)
         entries = check_header(header, max_body_bytes=self._max_body_bytes)
-        check_batch(header, self._session, self.allowed, self._order)
+        check_batch(header, self._session, self.allowed, self.order)
         is_wanted = not self._arrivals.has(header.position)
         assembly = Assembly(header, entries, self.landing, is_wanted=is_wanted)
         self._assembling[header.lane, header.offset] = assembly
@@ -216,8 +223,10 @@ class OpenStream:
             return False
         self._largest_bytes = max(self._largest_bytes, header.body_bytes)
         self.waits_for = "the server has sent nothing since the last batch"
-        self._slots.put(Delivery(header, assembly.entries, lease, self._route))
+        is_new = self._slots.put(Delivery(header, assembly.entries, lease, self._route))
         self.received_bytes += header.body_bytes  # after it lies there: see `Feed.room`
+        if not is_new:
+            return False
         self.landed += 1
         if not self._in_bundle:
             self._slots.wake()

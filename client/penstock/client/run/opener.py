@@ -158,7 +158,7 @@ class Opener:
             store=store,
             batches=self.batches(),
             share=share,
-            units=LaneUnits(info.lanes, tuple(info.units), info.log_id),
+            units=LaneUnits(info.lanes, tuple(info.units), info.log_id, info.snapshot_every),
             finite=info.finite,
             first=first,
             group=options.group or "",
