@@ -29,7 +29,9 @@ from penstock.server.node.protocol.observer import Observer
 from penstock.server.node.supply.audit import Audit
 from penstock.server.node.supply.counting import LaneCounting, count_processes
 from penstock.server.node.supply.dispatch import Dispatch
+from penstock.server.node.supply.halts import Halts
 from penstock.server.node.supply.lane_ends import Ends
+from penstock.server.node.supply.leads import Leads
 from penstock.server.node.supply.life import Life
 from penstock.server.node.supply.message_dispatch import MessageDispatch
 from penstock.server.node.supply.quarantine import Quarantine
@@ -43,7 +45,7 @@ from penstock.server.process.usage import age_s
 from penstock.server.processes.page import Note
 from penstock.server.roles.reading import Reading
 from penstock.server.store.contract import Store
-from penstock.server.store.records import JobRecord
+from penstock.server.store.records import JobRecord, LogChanges
 from penstock.wire.errors import InvalidJob
 from penstock.wire.numbering import Numbering
 from penstock.wire.order import Cut, Share
@@ -65,6 +67,9 @@ class Node:
         snapshot_seconds: The least time between two writes of snapshots.
         observer: Told what happens.
         imports: Modules that workers import once they are ready: the jobs will need them.
+
+    Attributes:
+        node_id: What others know it by, from when its port is open.
 
     Glossary:
         node: One `penstockd serve` process and its workers.
@@ -97,8 +102,13 @@ class Node:
         self.dispatch = dispatch = Dispatch(
             self.verdicts, pool, self.snapshots, life, observer, bound_bytes
         )
+        self.node_id = ""
+        self.halts = halts = Halts(store, life, dispatch.logs, lambda: self.node_id)
         audit = Audit(dispatch, pool, store, life, observer)
         self._quarantine = Quarantine(self.verdicts, dispatch, pool, store, life, observer)
+        self._quarantine.on_halts = halts.heard
+        leads = Leads(store, life, self._quarantine.heard, dispatch.schedule)
+        dispatch.covers, dispatch.on_halt = leads.cover, halts.stopped
         self.ends = ends = Ends(dispatch, store, life)
         shared = pool, self.snapshots, ends, life, observer, item_deadline_s
         self.counting = LaneCounting(count_processes(workers), self.verdicts, *shared)
@@ -182,6 +192,11 @@ class Node:
         for log_id, job in firsts.items():
             self.dispatch.hold(job)
             self._say_how_it_reads(job)
+            log = self.logs[log_id]
+            if self.store.shared:
+                # Before the verdicts: what is made between the two is heard once more.
+                log.begun_change = (await self.store.changes(log_id, None)).change
+                log.known_change = log.begun_change
             self.verdicts[log_id] = VerdictBook(await self.store.verdicts(log_id))
             self.observer.quarantined(job.name, self.verdicts[log_id].left_out)
         catalogs = [catalog for job in self.jobs.values() for catalog in job.hand_over()]
@@ -390,6 +405,10 @@ class Node:
             StoreUnavailable: The store does not answer.
         """
         return await self._quarantine.release(self.log(job), source, index)
+
+    def heard(self, log_id: bytes, changes: LogChanges) -> None:
+        """Take in what has changed in a log: verdicts, releases, lanes that stopped elsewhere."""
+        self._quarantine.heard(self.logs[log_id], changes)
 
     def asked(self, job: Job) -> int:
         """Return below which offset lanes of a job's log were planned here, or are being."""

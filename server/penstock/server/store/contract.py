@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from penstock.server.store.group_operations import GroupOperations
 from penstock.server.store.log_operations import LogOperations
+from penstock.server.store.node_operations import NodeOperations
 
 
-class Store(GroupOperations, LogOperations):
+class Store(GroupOperations, LogOperations, NodeOperations):
     """Durable state of one installation.
 
     All operations are here. A kind of store adds only what `Transacting` asks for, over its own

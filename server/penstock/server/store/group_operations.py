@@ -42,6 +42,7 @@ from penstock.server.store.rules import (
 )
 from penstock.server.store.rules import (
     fence,
+    followed,
     plans,
 )
 from penstock.server.store.rules import (
@@ -129,6 +130,8 @@ class GroupOperations(Transacting):
                 request, standing, own=own, older=older, plan=plan, now=tables.now()
             )
         await tables.write(changes)
+        if not begun.joined:
+            await _followed(tables, request.job.name, request.group, begun.generation)
         logs = await tables.all(TimelineRow, group_id)
         return replace(begun, timeline=tuple((row.from_step, row.log_id) for row in logs))
 
@@ -300,6 +303,7 @@ class GroupOperations(Transacting):
         logs = {row.log_id for row in await tables.all(TimelineRow, found.id)}
         logs.update(checkpoint.log_id for checkpoint in record.checkpoints)
         await tables.write(groups.delete(standing, generation, await highest_deleted(tables)))
+        await tables.write(followed.is_gone(followed.group_key(job, group)))
         for log_id in sorted(logs):
             await self._crowded.collect(tables, log_id)
         await forget_plans(tables, job)
@@ -317,7 +321,9 @@ class GroupOperations(Transacting):
                 found.append(None)
                 continue
             row = await current_generation(tables, group)
-            found.append(Latest(row.generation, row.owner, row.made_by, row.start_step))
+            found.append(
+                Latest(row.generation, row.owner, row.made_by, row.start_step, row.checkpoint)
+            )
         return found
 
 
@@ -329,6 +335,11 @@ async def _register(tables: Tables, job: JobRecord) -> None:
         await tables.write(plans.register(job, known, tables.now()))
         await forget_plans(tables, job.name)
     await tables.write(plans.define(job, await tables.get(DefinitionRow, job.log_id)))
+
+
+async def _followed(tables: Tables, job: str, name: str, generation: int) -> None:
+    """Let nodes that read a group find its new generation."""
+    await tables.write(followed.now_at(followed.group_key(job, name), generation))
 
 
 async def _fenced(
@@ -369,6 +380,8 @@ async def _move(
         now=tables.now(),
     )
     await tables.write(changes)
+    if changes:
+        await _followed(tables, group.job, group.name, moved.generation)
     return moved
 
 

@@ -8,16 +8,15 @@ from penstock.server.store.rows import (
     DELETED,
     BodyRow,
     CheckpointRow,
+    FollowedRow,
     GenerationRow,
     GroupRow,
-    HaltRow,
     JobRow,
     MetaRow,
     SnapshotRow,
     TimelineRow,
-    VerdictRow,
 )
-from penstock.server.store.rules import fence, plans
+from penstock.server.store.rules import fence, followed, plans
 from penstock.server.store.rules import group_rules as groups
 from penstock.server.store.rules.arguments import check_text
 from penstock.server.store.tables import Tables
@@ -76,10 +75,8 @@ async def highest_deleted(tables: Tables) -> int:
 
 async def last_change(tables: Tables, log_id: bytes) -> int:
     """Return the number of a log's last change; 0 = there was none."""
-    return max(
-        await tables.highest(VerdictRow, "change", log_id),
-        await tables.highest(HaltRow, "change", log_id),
-    )
+    row = await tables.get(FollowedRow, *followed.log_key(log_id))
+    return 0 if row is None else row.number
 
 
 async def reader_offsets(tables: Tables, log_id: bytes) -> tuple[list[int], list[int]]:

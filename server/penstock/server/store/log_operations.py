@@ -1,30 +1,46 @@
-"""What is done with a log: its snapshots, verdicts, ends, changes and libraries.
+"""What is done with a log: its snapshots, verdicts, ends, leads, witnesses and libraries.
 
 Each operation is one transaction, as in `group_operations`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from penstock.server.core.verdict import Verdict
 from penstock.server.store.loads import intact, last_change, log_of
-from penstock.server.store.records import Halt, LogChanges, Seen, SnapshotRecord
+from penstock.server.store.records import (
+    Halt,
+    Lead,
+    LogChanges,
+    Reserved,
+    Seen,
+    SnapshotRecord,
+    Witness,
+)
 from penstock.server.store.rows import (
+    Add,
     Change,
     CheckpointRow,
     CursorRow,
+    Drop,
+    EnvironmentRow,
     GenerationRow,
     GroupRow,
     HaltRow,
     LaneEndRow,
+    LeadRow,
     LibraryRow,
     SnapshotRow,
     VerdictRow,
+    WitnessRow,
 )
+from penstock.server.store.rules import followed
 from penstock.server.store.rules import lane_records as lanes
 from penstock.server.store.rules import verdict_rules as verdicts
 from penstock.server.store.tables import Tables
+from penstock.server.store.thinning import CROWDED
 from penstock.server.store.transacting import Transacting, transaction
 
 
@@ -116,7 +132,7 @@ class LogOperations(Transacting):
             last_number=await tables.highest(VerdictRow, "number", log_id),
             last_change=await last_change(tables, log_id),
         )
-        await tables.write(changes)
+        await _changed(tables, log_id, changes)
         return made
 
     @transaction
@@ -135,7 +151,7 @@ class LogOperations(Transacting):
         given = await _given(tables, log_id)
         last = await last_change(tables, log_id)
         found, changes = verdicts.release(log_id, about, seen, given, last)
-        await tables.write(changes)
+        await _changed(tables, log_id, changes)
         return found
 
     @transaction
@@ -180,7 +196,7 @@ class LogOperations(Transacting):
         """
         last = await last_change(tables, log_id)
         made, changes = lanes.add_halt(log_id, halt, last, tables.now())
-        await tables.write(changes)
+        await _changed(tables, log_id, changes)
         return made
 
     @transaction
@@ -192,14 +208,71 @@ class LogOperations(Transacting):
             after: The number of the last change that the caller knows; 0 = all, None = return no
                 changes, only the number of the last one.
         """
-        last = await last_change(tables, log_id)
-        if after is None or last <= after:
-            return LogChanges(last, [], [])
-        changed = [row for row in await tables.all(VerdictRow, log_id) if row.change > after]
-        halts = await tables.all(HaltRow, log_id, after=after)
-        return LogChanges(
-            last, [verdicts.verdict_of(row) for row in changed], list(map(lanes.halt_of, halts))
-        )
+        return await _changes(tables, log_id, after)
+
+    # --- how far nodes plan ---
+
+    @transaction
+    async def reserve(
+        self, tables: Tables, log_id: bytes, leads: Mapping[int, Lead], after: int
+    ) -> Reserved:
+        """Record how far the caller plans lanes, and say how far it may: a max-write.
+
+        A verdict that is made later holds, in other lanes, above all that was reserved by then; one
+        that was made before is in the answer. So who learns the answer first, and plans only below
+        what was reserved, plans as the verdicts have it, however late it hears of any other.
+
+        Args:
+            log_id: The log.
+            leads: By lane, which the caller plans; nothing is below what was reserved before.
+            after: The number of the log's last change that the caller knows.
+        """
+        found, changes = lanes.reserve(log_id, leads, await tables.all(LeadRow, log_id))
+        await tables.write(changes)
+        return Reserved(found, await _changes(tables, log_id, after))
+
+    # --- environments and witnesses ---
+
+    @transaction
+    async def put_witnesses(
+        self, tables: Tables, log_id: bytes, witnesses: Sequence[Witness]
+    ) -> list[Witness]:
+        """Record what batches were, each if absent; return what is recorded of those that differ.
+
+        Of a lane about 256 stay, spread over all of it; it holds twice as many at most.
+        """
+        differ: list[Witness] = []
+        for witness in witnesses:
+            row = WitnessRow(log_id, *witness)
+            stands = await tables.get(WitnessRow, log_id, witness.lane, witness.offset)
+            other, changes = lanes.add_witness(row, stands)
+            differ += [] if other is None else [other]
+            await tables.write(changes)
+        for lane in sorted({witness.lane for witness in witnesses}):
+            if await tables.count(WitnessRow, log_id, lane) > CROWDED:
+                await tables.write(lanes.thin_witnesses(await tables.all(WitnessRow, log_id, lane)))
+        return differ
+
+    @transaction
+    async def some_witnesses(self, tables: Tables, log_id: bytes, limit: int) -> list[Witness]:
+        """Return at most so many witnesses of a log, of several lanes: the latest and the first."""
+        return lanes.some_witnesses(await tables.all(WitnessRow, log_id), limit)
+
+    @transaction
+    async def environments(self, tables: Tables, log_id: bytes) -> dict[bytes, dict[str, str]]:
+        """Return what a log was computed with: by environment, versions by name."""
+        rows = await tables.all(EnvironmentRow, log_id)
+        return {row.environment: json.loads(row.packages) for row in rows}
+
+    @transaction
+    async def add_environment(
+        self, tables: Tables, log_id: bytes, environment: bytes, packages: Mapping[str, str]
+    ) -> None:
+        """Record that a log may be computed with an environment, if that is not recorded."""
+        if await tables.get(EnvironmentRow, log_id, environment) is None:
+            text = json.dumps(dict(packages), sort_keys=True)
+            row = EnvironmentRow(log_id, environment, text, tables.now())
+            await tables.write([Add(row)])
 
     # --- libraries ---
 
@@ -233,6 +306,26 @@ def _warn_of_damage(log_id: bytes, lane: int, offset: int) -> None:
     )
 
 
+async def _changed(tables: Tables, log_id: bytes, changes: Sequence[Change]) -> None:
+    """Write changes of verdicts and halts, and let those who follow the log find them."""
+    if changes:
+        rows = [change.row for change in changes if not isinstance(change, Drop)]
+        last = max(row.change for row in rows if isinstance(row, VerdictRow | HaltRow))
+        moved = followed.now_at(followed.log_key(log_id), last)
+        await tables.write([*changes, *moved])
+
+
+async def _changes(tables: Tables, log_id: bytes, after: int | None) -> LogChanges:
+    last = await last_change(tables, log_id)
+    if after is None or last <= after:
+        return LogChanges(last, [], [])
+    changed = [row for row in await tables.all(VerdictRow, log_id) if row.change > after]
+    halts = await tables.all(HaltRow, log_id)
+    return LogChanges(
+        last, [verdicts.verdict_of(row) for row in changed], list(map(lanes.halt_of, halts))
+    )
+
+
 async def _about(tables: Tables, log_id: bytes, source: str, index: int) -> list[VerdictRow]:
     return await tables.all(VerdictRow, log_id, where={"source": source, "item": index})
 
@@ -253,4 +346,7 @@ async def _given(tables: Tables, log_id: bytes, lane: int | None = None) -> verd
             runs += verdicts.runs(group, generations, rows)
     stored = await tables.highest(SnapshotRow, "offset", log_id)
     of_lane = 0 if lane is None else await tables.highest(SnapshotRow, "offset", log_id, lane)
-    return verdicts.Given(runs, named, stored, of_lane)
+    leads = await tables.all(LeadRow, log_id)
+    reserved = max((row.reserved for row in leads), default=0)
+    planned = max((row.planned for row in leads if row.lane == lane), default=0)
+    return verdicts.Given(runs, named, stored, of_lane, reserved, planned)

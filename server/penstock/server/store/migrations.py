@@ -87,6 +87,31 @@ def _keep_definitions(connection: sqlite3.Connection) -> None:
     connection.execute(sealed_table("definitions", "log_id", kinds))
 
 
+def _let_nodes_follow(connection: sqlite3.Connection) -> None:
+    """Format 7: what nodes follow, how far they plan, what batches were, and what made them."""
+    log, text, number = "BLOB", "TEXT", "INTEGER"
+    followed = {"kind": text, "place": text, "name": text, "number": number}
+    connection.execute(sealed_table("followed", "kind, place, name", followed))
+    leads = {"log_id": log, "lane": number, "planned": number, "reserved": number}
+    connection.execute(sealed_table("leads", "log_id, lane", leads))
+    witnesses = {"log_id": log, "lane": number, "offset": number, "digest": log, "environment": log}
+    connection.execute(sealed_table("witnesses", "log_id, lane, offset", witnesses))
+    environments = {"log_id": log, "environment": log, "packages": text, "first_seen": text}
+    connection.execute(sealed_table("environments", "log_id, environment", environments))
+    changes = connection.execute(
+        "SELECT log_id, max(change) FROM (SELECT log_id, change FROM verdicts UNION ALL "
+        "SELECT log_id, change FROM halts) GROUP BY log_id"
+    ).fetchall()
+    for log_id, change in changes:
+        insert(connection, "followed", "log", log_id.hex(), "", change)
+    groups = connection.execute(
+        "SELECT job, name, (SELECT max(generation) FROM generations WHERE group_id = id) "
+        "FROM groups"
+    ).fetchall()
+    for job, name, generation in groups:
+        insert(connection, "followed", "group", job, name, generation)
+
+
 STEPS: dict[int, Callable[[sqlite3.Connection], None]] = {
     # format -> what turns it into the next one
     1: _record_libraries,
@@ -94,6 +119,7 @@ STEPS: dict[int, Callable[[sqlite3.Connection], None]] = {
     3: _remember_deleted,
     4: _number_changes,
     5: _keep_definitions,
+    6: _let_nodes_follow,
 }
 
 OLDEST = min(STEPS)

@@ -213,12 +213,68 @@ class LogChanges(NamedTuple):
     Attributes:
         change: The number of its last change: the next call asks for what comes after it.
         verdicts: Those that were made or released, as they are now, by number.
-        halts: By number; the last 256 changes' at most.
+        halts: All that stand, by number; the last 256 changes' at most.
     """
 
     change: int
     verdicts: list[Verdict]
     halts: list[Halt]
+
+
+class Lead(NamedTuple):
+    """How far a node plans a lane.
+
+    Attributes:
+        planned: Offsets below this were planned by it.
+        reserved: It plans none at or above this.
+    """
+
+    planned: int
+    reserved: int
+
+
+class Reserved(NamedTuple):
+    """The answer to `reserve`.
+
+    Attributes:
+        leads: By lane the offset below which the caller may plan, once it has learned `changes`.
+        changes: What has changed in the log.
+    """
+
+    leads: dict[int, int]
+    changes: LogChanges
+
+
+class Witness(NamedTuple):
+    """What a batch of a log was.
+
+    Attributes:
+        lane: Its lane.
+        offset: Its offset.
+        digest: Of its content, 32 bytes.
+        environment: Of the node that has made it: SHA-256 of its packages.
+    """
+
+    lane: int
+    offset: int
+    digest: bytes
+    environment: bytes
+
+
+class Followed(NamedTuple):
+    """The numbers of what a node follows: whatever has another one than before has changed.
+
+    Attributes:
+        changes: By log the number of its last change; 0 = there was none.
+        generations: By job and group its latest generation; None = there is no such group.
+        incarnation: The latest of the node's id; 0 = none has begun.
+        outlived: The latest of the id that ran on although a later one had begun; 0 = none did.
+    """
+
+    changes: dict[bytes, int]
+    generations: dict[tuple[str, str], int | None]
+    incarnation: int
+    outlived: int
 
 
 class Latest(NamedTuple):
@@ -229,9 +285,11 @@ class Latest(NamedTuple):
         owner: Who began it or moved the group, for people.
         made_by: `begin`, `state` (a begin from a state), `seek` or `restore`.
         start_step: Where it began.
+        checkpoint: The one that was restored; empty = none was.
     """
 
     generation: int
     owner: str
     made_by: str
     start_step: int
+    checkpoint: str = ""

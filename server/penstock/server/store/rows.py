@@ -191,6 +191,66 @@ class LibraryRow(NamedTuple):
     first_seen: str
 
 
+class FollowedRow(NamedTuple):
+    """A number that has changed whenever something has that nodes follow: one look finds all of it.
+
+    Attributes:
+        kind: `log`, whose number is that of its last change; `group`, its latest generation, and
+            without a row it is gone; `node`, its latest incarnation; `outlived`, the incarnation of
+            a node that still runs although a later one of its id has begun.
+        place: A log's id in hex, a group's job, a node's id.
+        name: A group's name; else empty.
+    """
+
+    kind: str
+    place: str
+    name: str
+    number: int
+
+
+class LeadRow(NamedTuple):
+    """How far the nodes have planned a lane, all together; neither number ever falls.
+
+    Attributes:
+        planned: Offsets below this were planned by some node.
+        reserved: No node has planned an offset at or above this, or begun to.
+    """
+
+    log_id: bytes
+    lane: int
+    planned: int
+    reserved: int
+
+
+class WitnessRow(NamedTuple):
+    """What a batch of a log was: whoever makes it again compares.
+
+    Attributes:
+        digest: `penstock.wire.digest.batch_digest` of it, 32 bytes.
+        environment: Of the node that has made it.
+    """
+
+    log_id: bytes
+    lane: int
+    offset: int
+    digest: bytes
+    environment: bytes
+
+
+class EnvironmentRow(NamedTuple):
+    """What a node computed a log with, and may.
+
+    Attributes:
+        environment: SHA-256 of `packages`.
+        packages: JSON: versions by name, sorted.
+    """
+
+    log_id: bytes
+    environment: bytes
+    packages: str
+    first_seen: str
+
+
 class StoreTable(NamedTuple):
     """How the rows of a class are kept.
 
@@ -218,6 +278,10 @@ TABLES: dict[type[Row], StoreTable] = {
     LaneEndRow: StoreTable("lane_ends", 2),
     LibraryRow: StoreTable("libraries", 2),
     HaltRow: StoreTable("halts", 2),
+    FollowedRow: StoreTable("followed", 3),
+    LeadRow: StoreTable("leads", 2),
+    WitnessRow: StoreTable("witnesses", 3),
+    EnvironmentRow: StoreTable("environments", 2),
 }
 """Every class of rows."""
 

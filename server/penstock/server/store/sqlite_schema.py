@@ -16,7 +16,7 @@ from typing import get_type_hints
 
 from penstock.server.store.rows import DELETED, TABLES, BodyRow, MetaRow, Row, Value
 
-FORMAT = 6
+FORMAT = 7
 """Raised by every change of a class of `rows`, with a step in `migrations`: stores compare it with
 what they hold."""
 

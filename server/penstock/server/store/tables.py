@@ -30,6 +30,10 @@ class Tables(ABC):
     async def get(self, kind: type[R], *key: Value) -> R | None:
         """Return the row of a key."""
 
+    async def each(self, kind: type[R], keys: Sequence[tuple[Value, ...]]) -> list[R | None]:
+        """Return the rows of keys, in their order; a database over the network asks once."""
+        return [await self.get(kind, *key) for key in keys]
+
     @abstractmethod
     async def some(self, kind: type[R], keys: Sequence[tuple[Value, ...]]) -> list[R | None]:
         """Return the rows of many keys, in their order; None = there is no such row."""

@@ -34,13 +34,17 @@ from penstock.server.store.records import (
     BeginAnswer,
     BeginRequest,
     Committed,
+    Followed,
     Halt,
     JobRecord,
     Latest,
+    Lead,
     LogChanges,
     Moved,
+    Reserved,
     Seen,
     SnapshotRecord,
+    Witness,
 )
 from penstock.wire import errors
 from penstock.wire.order import Order
@@ -888,7 +892,7 @@ class StoreContract(ABC):
         assert other.change == 1
         assert await again.changes(LOG, 0) == LogChanges(3, [released], [halt])
         assert await again.changes(LOG, 1) == LogChanges(3, [released], [halt])
-        assert await again.changes(LOG, 2) == LogChanges(3, [released], [])
+        assert await again.changes(LOG, 2) == LogChanges(3, [released], [halt])
         assert (
             await again.changes(LOG, 3) == await again.changes(LOG, None) == LogChanges(3, [], [])
         )
@@ -906,6 +910,141 @@ class StoreContract(ABC):
         found = await store.latest([("code", "moved"), ("code", "gone"), ("code", "run")])
 
         assert found == [Latest(2, "ada", "seek", 9), None, Latest(1, "host-t1", "begin", 4)]
+
+    async def test_one_look_tells_of_every_log_and_group_that_has_changed(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        """Numbers of changes, generations, and a group that is gone; they survive reopening."""
+        other, groups = b"\1" * 32, [("code", "run"), ("code", "moved"), ("code", "gone")]
+        nothing = await store.followed([LOG, other], groups)
+        for _, group in groups:
+            await store.begin(ask(group=group))
+        await store.begin(ask(rank=1))  # it joins, so nothing has changed
+        await store.seek("code", "moved", 9, "once", "ada")
+        await store.seek("code", "moved", 9, "once", "ada")
+        await store.delete_group("code", "gone")
+        await store.add_verdict(LOG, Verdict("exit", ItemRef("main", 7, 1), "", "r"), NOTHING)
+        await store.add_halt(LOG, Halt(1, 4, "bad_item", "why", {}, "node-a"))
+        await store.release_verdicts(LOG, "main", 7, NOTHING)
+        before = await store.followed([LOG, other], groups)
+        await store.commit("code", "run", "t1", 1, 0, 5)
+        await store.close()
+        again = self.make(tmp_path)
+        await again.open()
+
+        assert nothing == Followed({LOG: 0, other: 0}, dict.fromkeys(groups), 0, 0)
+        assert before.changes == {LOG: 3, other: 0}
+        assert before.generations == dict(zip(groups, (1, 2, None), strict=True))
+        assert await again.followed([LOG, other], groups) == before
+        assert await again.followed([], []) == Followed({}, {}, 0, 0)
+        await again.begin(ask("t2", group="gone"))
+        assert (await again.followed([], groups)).generations[groups[2]] == 2
+        await again.close()
+
+    async def test_of_two_nodes_of_an_id_the_later_one_has_the_higher_number(
+        self, store: Store
+    ) -> None:
+        """And the earlier one can say that it runs on, which the later one then finds."""
+        first = await store.begin_node("a")
+        second = await store.begin_node("a")
+        other = await store.begin_node("b")
+        await store.outlive("a", first.incarnation)
+        third = await store.begin_node("a")
+        await store.outlive("a", second.incarnation)
+        await store.outlive("a", first.incarnation)
+
+        assert (first.incarnation, second.incarnation, other.incarnation) == (1, 2, 1)
+        assert (second.outlived, third.outlived) == (0, 1)
+        assert await store.followed([], [], "a") == Followed({}, {}, 3, 2)
+        assert await store.followed([], [], "b") == Followed({}, {}, 1, 0)
+
+    async def test_a_lane_stays_stopped_until_its_node_begins_again(self, store: Store) -> None:
+        """Then others find that something has changed, and the halts that still stand."""
+        await store.begin_node("a")
+        mine = await store.add_halt(LOG, Halt(1, 4, "bad_item", "why", {}, "a"))
+        other = await store.add_halt(LOG, Halt(0, 2, "bad_item", "why", {}, "b"))
+        before = await store.changes(LOG, 0)
+        await store.begin_node("c")
+        unchanged = await store.followed([LOG], [])
+        await store.begin_node("a")
+
+        assert before == LogChanges(2, [], [mine, other])
+        assert unchanged.changes == {LOG: 2}
+        assert await store.changes(LOG, 2) == LogChanges(3, [], [other])
+        assert (await store.add_halt(LOG, mine)).change == 4
+
+    async def test_a_verdict_holds_above_all_that_nodes_have_reserved(self, store: Store) -> None:
+        """Reservations only rise, and answer with every verdict that was made before."""
+        first = await store.reserve(LOG, {0: Lead(3, 100), 1: Lead(0, 50)}, 0)
+        lower = await store.reserve(LOG, {0: Lead(2, 60), 1: Lead(7, 80)}, 0)
+        other = await store.reserve(b"\1" * 32, {0: Lead(0, 900)}, 0)
+        bad = Verdict("draw", ItemRef("main", 7, 1), "", "r", True, lane=1, offset=9)
+        made = await store.add_verdict(LOG, bad, NOTHING)
+        after = await store.reserve(LOG, {1: Lead(9, 200)}, 0)
+        knowing = await store.reserve(LOG, {1: Lead(9, 200)}, after.changes.change)
+        [released] = await store.release_verdicts(LOG, "main", 7, NOTHING)
+
+        assert first == Reserved({0: 100, 1: 50}, LogChanges(0, [], []))
+        assert lower.leads == {0: 100, 1: 80}
+        assert other.leads == {0: 900}
+        assert made.above == 100
+        assert after == Reserved({1: 200}, LogChanges(1, [made], []))
+        assert knowing.changes == LogChanges(1, [], [])
+        assert released.released == 200
+
+    async def test_a_verdict_never_moves_what_another_node_says_it_has_planned(
+        self, store: Store
+    ) -> None:
+        """What was only reserved may have been planned: the same bytes fail there alike."""
+        await store.reserve(LOG, {1: Lead(9, 200)}, 0)
+        bad = Verdict("draw", ItemRef("main", 7, 1), "", "r", True, lane=1, offset=8)
+        with pytest.raises(errors.LogDiverged, match="a node has made the batches of that lane up"):
+            await store.add_verdict(LOG, bad, NOTHING)
+
+        assert (await store.add_verdict(LOG, bad._replace(offset=9), NOTHING)).above == 200
+        elsewhere = bad._replace(lane=0, item=ItemRef("main", 8, 1))
+        assert (await store.add_verdict(LOG, elsewhere, NOTHING)).above == 200
+
+    async def test_witnesses_are_recorded_once_and_compared(self, store: Store) -> None:
+        """Whoever records another digest is told what is recorded, and by whom."""
+        one, two = (Witness(lane, 0, bytes([lane]) * 32, b"e") for lane in (0, 1))
+        assert await store.put_witnesses(LOG, [one, two]) == []
+        assert await store.put_witnesses(LOG, [one._replace(environment=b"f")]) == []
+        other = two._replace(digest=b"\7" * 32, environment=b"f")
+
+        assert await store.put_witnesses(LOG, [one, other]) == [two]
+        assert await store.some_witnesses(LOG, 8) == [one, two]
+        assert await store.some_witnesses(b"\1" * 32, 8) == []
+
+    async def test_few_witnesses_stand_for_a_long_log(self, store: Store) -> None:
+        """Of many lanes a few are asked for: the latest and the first; and a lane keeps few."""
+        for start in range(0, 700, 100):
+            of_lane = [Witness(3, 64 * n, b"d" * 32, b"e") for n in range(start, start + 100)]
+            await store.put_witnesses(LOG, of_lane)
+        rest = [Witness(lane, at, b"d" * 32, b"e") for lane in (5, 8, 9) for at in (0, 128)]
+        await store.put_witnesses(LOG, rest)
+
+        found = await store.some_witnesses(LOG, 4)
+
+        assert sorted((each.lane, each.offset) for each in found) == [
+            (3, 0),
+            (3, 64 * 699),
+            (5, 0),
+            (8, 128),
+        ]
+        assert len(await store.some_witnesses(LOG, 1000)) <= 8
+
+    async def test_environments_of_a_log_are_recorded_once_each(self, store: Store) -> None:
+        """By their hash, with what they are."""
+        await store.add_environment(LOG, b"a" * 32, {"numpy": "2.1", "Python": "3.11"})
+        await store.add_environment(LOG, b"a" * 32, {"numpy": "2.1", "Python": "3.11"})
+        await store.add_environment(LOG, b"b" * 32, {"numpy": "1.26"})
+
+        assert await store.environments(LOG) == {
+            b"a" * 32: {"Python": "3.11", "numpy": "2.1"},
+            b"b" * 32: {"numpy": "1.26"},
+        }
+        assert await store.environments(bytes(32)) == {}
 
     # --- durability ---
 

@@ -75,7 +75,9 @@ class LaneState:
     error: PenstockError | None = None  # stopped for good
     planned_by: int | None = None  # the worker that has read the items of the latest plans
     planned: int = 0  # offsets below were planned, by whatever line, or given by another node
+    planned_here: int = 0  # offsets below were planned by a worker of this node
     asked: int = 0  # offsets below were planned, or a worker was told to
+    reserved: int = 0  # offsets below may be planned; only where other nodes share the store
     emptied: set[int] = field(default_factory=set)  # latest offsets whose every item was left out
     # What was being done when a worker died, by the offset that it was working for.
     deaths: dict[int, list[str]] = field(default_factory=dict)
@@ -119,6 +121,7 @@ class LaneState:
         """Note that a batch was planned: nobody looks for where to start for it any more."""
         self.starts.pop(offset, None)
         self.planned = max(self.planned, offset + 1)
+        self.planned_here = max(self.planned_here, offset + 1)
 
     def note_emptied(self, offset: int, at_most: int) -> bool:
         """Note a batch without an item; tell whether there are `at_most` of them in a row."""

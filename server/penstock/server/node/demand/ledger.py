@@ -28,6 +28,9 @@ from penstock.wire.errors import PenstockError
 from penstock.wire.numbering import two_ends
 from penstock.wire.order import Cut
 
+Halted = tuple[int, PenstockError]
+"""Where a lane is halted: the offset of the batch that is not to come, and why."""
+
 MAX_CUTS = 64
 """Ways to cut a log into steps of which it is remembered what they drop: readers choose them."""
 
@@ -74,6 +77,9 @@ class Log:
         self.tickets_per_s = 0.0  # a mean of the rates of each: short ones count for more
         self.made = MadeOffsets()
         self.assignment = LaneAssignment(job.reading_groups, job.readings())
+        self.begun_change = self.known_change = 0  # of the store's: when the node began, and now
+        self.halted_here: dict[int, Halted] = {}  # by lane
+        self.halted_elsewhere: dict[int, Halted] = {}
         self.deciding = 0  # verdicts under way: nothing new is planned before workers know them
 
     def figures(self) -> dict[str, int]:
@@ -324,6 +330,21 @@ class Log:
         for entry in doubted:
             self.failed(entry, error)
         lane.withhold()
+
+    def halt(self, lane: int, offset: int, error: PenstockError) -> None:
+        """Let no rank enter the step of a batch that is not to come."""
+        self.halted_here.setdefault(lane, (offset, error))
+        self._wake_all()
+
+    def halt_elsewhere(self, halted: dict[int, Halted]) -> None:
+        """The same for lanes that are stopped at other nodes: these, and no others any more."""
+        self.halted_elsewhere = halted
+        if halted:
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        for reader in self.readers:
+            reader.wake()
 
     # --- lines ---
 

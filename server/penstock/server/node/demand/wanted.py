@@ -43,6 +43,7 @@ class Demand(Protocol):
     gave_way: bool
     horizon: int
     moved_at: float
+    wake: Callable[[], None]
 
     @property
     def head(self) -> int:

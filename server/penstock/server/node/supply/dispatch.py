@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
@@ -63,6 +63,8 @@ class Dispatch:
         logs: The ledger of each log.
         lines: Which lines the lanes of these have.
         numbers: Numbers of tickets and checks, unique in this process.
+        covers: Tells whether a lane may be planned below an offset, or has that reserved.
+        on_halt: Told of a lane that has stopped, and of the first batch that is not to come.
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class Dispatch:
         self.numbers = itertools.count(1)
         self.lines = LaneLines(pool, snapshots, life, self.schedule, self._go_on)
         self._setups, self._turns = Setups(), FairTurns()
+        self.covers: Callable[[Log, LaneState, int], bool]
+        self.on_halt: Callable[[Log, LaneState, int, PenstockError], None]
         self._scheduled = False
 
     def hold(self, job: Job) -> None:
@@ -211,7 +215,7 @@ class Dispatch:
             # The worker that has planned it has its items, and makes it unless it is busy.
             keeper = lane.planned_by
             return keeper in (None, worker.number) or not self._pool[keeper].room(log)
-        if lane.planning:
+        if lane.planning or not self.covers(log, lane, offset + PLANS_AHEAD):
             return False
         while (line := self.lines.find(log, lane, offset)) is not None:
             if home in (None, line.worker):
@@ -422,7 +426,8 @@ class Dispatch:
         """
         lane = ticket.lane
         if lane.note_death(ticket.offset, doing) >= MAX_DEATHS:
-            self.stop(ticket.log, lane, sentence(ticket, doing, MAX_DEATHS, how))
+            error = sentence(ticket, doing, MAX_DEATHS, how)
+            self.stop(ticket.log, lane, ticket.offset, error)
 
     def end_giving_way(self) -> None:
         """Let batches over which a worker ended have their turn like others."""
@@ -433,11 +438,12 @@ class Dispatch:
 
     # --- lanes that stop ---
 
-    def stop(self, log: Log, lane: LaneState, error: PenstockError) -> None:
-        """Stop a lane: its ready batches are right, and are given out."""
+    def stop(self, log: Log, lane: LaneState, offset: int, error: PenstockError) -> None:
+        """Stop a lane before a batch: its ready batches are right, and are given out."""
         if lane.error is None:
             self._tell_of(log, lane, error)
             log.stop_lane(lane, error)
+            self.on_halt(log, lane, offset, error)
 
     def diverged(self, log_id: bytes, number: int, error: PenstockError) -> None:
         """Stop a lane whose content is in doubt: its readers are told."""
@@ -447,6 +453,7 @@ class Dispatch:
             self._tell_of(log, lane, error)
             log.withhold(lane, error)
             self.lines.close_all(lane)
+            self.on_halt(log, lane, getattr(error, "offset", None) or 0, error)
         self._snapshots.forget(log_id, number)
 
     def _tell_of(self, log: Log, lane: LaneState, error: PenstockError) -> None:

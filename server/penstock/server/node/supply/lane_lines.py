@@ -120,6 +120,9 @@ class LaneLines:
         if line in lane.lines:
             lane.lines.remove(line)
             self._pool[line.worker].send(CloseLine(line.number))
+            if not lane.lines:
+                # Another node may go on with it, and meet items there: hear of these first.
+                lane.reserved = 0
 
     def close_all(self, lane: LaneState) -> None:
         """Close every line of a lane."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import structlog
 
@@ -26,7 +26,7 @@ from penstock.server.node.supply.worker_process import WorkerProcess
 from penstock.server.pipeline.known_verdicts import VerdictBook
 from penstock.server.processes.child import told
 from penstock.server.store.contract import Store
-from penstock.server.store.records import Seen
+from penstock.server.store.records import Halt, LogChanges, Seen
 from penstock.wire.errors import LogDiverged, PenstockError, StoreUnavailable
 
 logger = structlog.get_logger("penstock.node")
@@ -42,6 +42,9 @@ class Quarantine:
         store: Where verdicts are kept.
         life: The node's.
         observer: Told how many items are left out.
+
+    Attributes:
+        on_halts: Told of the lanes of a log that are stopped.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Quarantine:
     ) -> None:
         self._verdicts, self._dispatch, self._pool = verdicts, dispatch, pool
         self._store, self._life, self._observer = store, life, observer
+        self.on_halts: Callable[[Log, Iterable[Halt]], None] = lambda *_: None
 
     def asked(self, worker: WorkerProcess, message: QuarantineItem) -> None:
         """See to the verdict of a worker, which waits for its answer.
@@ -131,6 +135,27 @@ class Quarantine:
             self._learn(log, found)
         return found
 
+    def heard(self, log: Log, changes: LogChanges) -> None:
+        """Take in what has changed in a log, by whichever node."""
+        if changes.change <= log.known_change:
+            return
+        log.known_change = changes.change
+        book = self._verdicts[log.job.log_id]
+        for verdict in [each for each in changes.verdicts if each not in book]:
+            if verdict.released is not None or _is_in(book, verdict):
+                continue
+            lane = log.lanes[verdict.lane]
+            if verdict.stage == "draw":
+                is_past = lane.planned_here > verdict.offset
+            else:
+                is_past = (verdict.lane, verdict.offset) in log.made
+            if is_past and not log.deciding:
+                self._dispatch.diverged(log.job.log_id, verdict.lane, _made_with(verdict))
+            elif verdict.stage == "draw" and not log.deciding:
+                self._overtake(log, verdict, None)
+        self._learn(log, changes.verdicts)
+        self.on_halts(log, changes.halts)
+
     def planned_below(self, job: Job) -> int:
         """Return below which offset lanes of a job's log were planned here, or are being."""
         log = self._dispatch.logs.get(job.log_id)
@@ -173,6 +198,26 @@ class Quarantine:
                 worker.send(Learn(job.log_id, tuple(changed)))
         for verdict in changed:
             _tell(job.name, verdict)
+
+
+def _is_in(book: VerdictBook, verdict: Verdict) -> bool:
+    """Tell whether a verdict is known, be it as it was before it was released."""
+    return any(known.number == verdict.number for known in book)
+
+
+def _made_with(verdict: Verdict) -> LogDiverged:
+    return LogDiverged(
+        f"item {verdict.item} fails at another node ({verdict.reason}), which left it out at lane "
+        f"{verdict.lane}, offset {verdict.offset}, and this node has made batches of that lane "
+        "with it: the nodes' files or libraries are not the same; compare the item's file and the "
+        "packages on both, then restart the one that differs",
+        what=f"item {verdict.item}",
+        lane=verdict.lane,
+        offset=verdict.offset,
+        item=list(verdict.item),
+        ours=f"delivered from offset {verdict.offset} on",
+        theirs=f"left out: {verdict.reason}",
+    )
 
 
 def _tell(job: str, verdict: Verdict) -> None:

@@ -68,7 +68,7 @@ class Answers:
         self._reached(ticket, ticket.offset + 1)
         if message.emptied and ticket.lane.note_emptied(ticket.offset, MAX_EMPTIED):
             error = only_padding(job, ticket.lane.lane, ticket.offset)
-            self._dispatch.stop(ticket.log, ticket.lane, error)
+            self._dispatch.stop(ticket.log, ticket.lane, ticket.offset + 1, error)
 
     def planned(self, worker: WorkerProcess, message: Planned) -> None:
         """Batches were planned, for any worker to make."""

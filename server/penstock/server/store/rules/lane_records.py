@@ -1,11 +1,11 @@
-"""What is stored about a log's lanes: snapshots, ends, halts, versions of libraries."""
+"""What is stored about a log's lanes: snapshots, ends, halts, leads, witnesses, libraries."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
 
-from penstock.server.store.records import Halt, SnapshotRecord
+from penstock.server.store.records import Halt, Lead, SnapshotRecord, Witness
 from penstock.server.store.rows import (
     Add,
     BodyRow,
@@ -13,8 +13,11 @@ from penstock.server.store.rows import (
     Drop,
     HaltRow,
     LaneEndRow,
+    LeadRow,
     LibraryRow,
+    Put,
     SnapshotRow,
+    WitnessRow,
 )
 from penstock.server.store.rules.arguments import check_name, clean
 from penstock.server.store.rules.retention import keep
@@ -131,6 +134,78 @@ def halt_of(row: HaltRow) -> Halt:
     """Return what a row holds."""
     _, change, lane, offset, code, message, fields, node, made_at = row
     return Halt(lane, offset, code, message, json.loads(fields), node, change, made_at)
+
+
+# --- leads ---------------------------------------------------------------------------------------
+
+
+def reserve(
+    log_id: bytes, leads: Mapping[int, Lead], recorded: Sequence[LeadRow]
+) -> tuple[dict[int, int], list[Change]]:
+    """Record how far lanes are planned, and may be; return by lane how far that is now.
+
+    Args:
+        log_id: The log.
+        leads: By lane what a node says.
+        recorded: What nodes have said before, of all lanes.
+    """
+    known = {row.lane: row for row in recorded}
+    found: dict[int, int] = {}
+    changes: list[Change] = []
+    for lane, (planned, reserved) in sorted(leads.items()):
+        stands = known.get(lane, LeadRow(log_id, lane, 0, 0))
+        row = LeadRow(log_id, lane, max(planned, stands.planned), max(reserved, stands.reserved))
+        found[lane] = row.reserved
+        if row != stands:
+            changes.append(Put(row))
+    return found, changes
+
+
+# --- witnesses -----------------------------------------------------------------------------------
+
+
+def add_witness(row: WitnessRow, stands: WitnessRow | None) -> tuple[Witness | None, list[Change]]:
+    """Record what a batch was, if nothing is recorded; return what is, where that is another."""
+    if stands is None:
+        return None, [Add(row)]
+    return (None if stands.digest == row.digest else witness_of(stands)), []
+
+
+def thin_witnesses(rows: Sequence[WitnessRow]) -> list[Change]:
+    """Remove what is too many of a lane's witnesses: those that stay are spread over all of it."""
+    kept = keep((row.offset for row in rows), (), ())
+    return [
+        Drop(WitnessRow, (row.log_id, row.lane, row.offset))
+        for row in rows
+        if row.offset not in kept
+    ]
+
+
+def witness_of(row: WitnessRow) -> Witness:
+    """Return what a row holds."""
+    return Witness(*row[1:])
+
+
+def some_witnesses(rows: Sequence[WitnessRow], limit: int) -> list[Witness]:
+    """Return witnesses of as many lanes as there may be, half of them the latest of their lanes.
+
+    The others are the first of theirs, which are made without a replay.
+
+    Args:
+        rows: All of the log, by lane and offset.
+        limit: At most so many.
+    """
+    lanes: dict[int, list[WitnessRow]] = {}
+    for row in rows:
+        lanes.setdefault(row.lane, []).append(row)
+    found: dict[tuple[int, int], WitnessRow] = {}
+    for at in (-1, 0):
+        for number, of_lane in enumerate(lanes.values()):
+            if len(found) < limit and (at == 0 or number % 2 == 0 or len(lanes) == 1):
+                found.setdefault((of_lane[at].lane, of_lane[at].offset), of_lane[at])
+            if at == -1 and len(found) >= -(-limit // 2):
+                break
+    return [witness_of(row) for row in found.values()]
 
 
 # --- libraries -----------------------------------------------------------------------------------

@@ -12,10 +12,12 @@ from penstock.server.store.rows import (
     Change,
     DefinitionRow,
     Drop,
+    EnvironmentRow,
     JobRow,
     LibraryRow,
     Put,
     SnapshotRow,
+    WitnessRow,
 )
 from penstock.server.store.rules.arguments import check_name
 from penstock.wire.errors import InvalidRequest
@@ -79,7 +81,7 @@ def forgotten(name: str, plans: Sequence[JobRow], referred: Collection[bytes]) -
 def forget(old: JobRow, plans: Sequence[JobRow], snapshots: Iterable[SnapshotRow]) -> list[Change]:
     """Drop an old plan, with its log's snapshots and definition if that has no other plan.
 
-    Verdicts and ends stay: they are facts, small, and a log that comes back must meet them.
+    Verdicts, ends and leads stay: they are facts, small, and a log that comes back must meet them.
 
     Args:
         old: One of `forgotten`.
@@ -89,7 +91,7 @@ def forget(old: JobRow, plans: Sequence[JobRow], snapshots: Iterable[SnapshotRow
     changes: list[Change] = [Drop(JobRow, (old.name, old.log_id))]
     if all(row.log_id != old.log_id or row.name == old.name for row in plans):
         changes += [Drop(BodyRow, (row.body,)) for row in snapshots]
-        of_log = (SnapshotRow, LibraryRow, DefinitionRow)
+        of_log = (SnapshotRow, LibraryRow, DefinitionRow, WitnessRow, EnvironmentRow)
         changes += [Drop(kind, (old.log_id,)) for kind in of_log]
     return changes
 

@@ -79,17 +79,23 @@ class Given(NamedTuple):
             In other groups a checkpoint may name a step that no reader has read.
         stored: The highest offset of a snapshot of any lane; 0 = there is none.
         stored_in_lane: The highest offset of a snapshot of the verdict's lane; 0 = there is none.
+        reserved: No node plans an offset of any lane at or above this, before it has learned what
+            is written now.
+        planned_in_lane: Offsets of the verdict's lane below this were planned by some node.
     """
 
     runs: Sequence[Run]
     named: Sequence[int]
     stored: int
     stored_in_lane: int = 0
+    reserved: int = 0
+    planned_in_lane: int = 0
 
     def above(self, seen: Seen) -> int:
         """Return the offset at and above which nothing was given, stored or planned anywhere."""
         ends = [*(run.end for run in self.runs), *self.named]
-        return max([self.stored, seen.planned, seen.asked, *(_rows(seen.order, e) for e in ends)])
+        here = (self.stored, self.reserved, seen.planned, seen.asked)
+        return max([*here, *(_rows(seen.order, end) for end in ends)])
 
 
 def runs(
@@ -230,6 +236,7 @@ def _refuse_moving(verdict: Verdict, seen: Seen, given: Given) -> None:
     reached, what = max(
         (committed, "a group has committed"),
         (given.stored_in_lane, "a snapshot holds"),
+        (given.planned_in_lane, "a node has made"),
         (seen.planned, "this node has made"),
     )
     if reached > offset:
