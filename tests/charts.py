@@ -664,8 +664,8 @@ def _scaled(strict: Callable[..., dict[str, Any]], many: Callable[..., Any]) -> 
     behavior = strict([], scaleUp=way, scaleDown=way)
     trigger = strict(
         ["type", "metadata"],
-        type={"const": "prometheus"},
-        metricType={"enum": ["AverageValue", "Value"]},
+        type={**text, "const": "prometheus"},
+        metricType={**text, "enum": ["AverageValue", "Value"]},
         metadata=strict(
             ["serverAddress", "query", "threshold"],
             serverAddress=text,
