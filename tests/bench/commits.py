@@ -1,7 +1,9 @@
 """Stores: what commits, begins and snapshots cost, and how many commits come in a second.
 
 Ranks commit together, as at a checkpoint of the model. `CPU` is that of the process, the store's
-thread among it; the time by the clock has the disk in it, of the folder for temporary files.
+thread among it; the time by the clock has the disk in it, of the folder for temporary files. Where
+PostgreSQL can be started, as for tests, its server has its data in that folder, too, and what it
+computes is not in `CPU`; a ratio is that of the rates in one round.
 An older tree beside this one: `PYTHONPATH=OLD/client:OLD/proto:OLD/server python
 tests/bench/run.py commits`.
 """
@@ -9,13 +11,17 @@ tests/bench/run.py commits`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from support import interleaved, median, spread, table
+import pytest
+from support import Rounds, interleaved, median, spread, table
 
 from penstock.server.store import SqliteStore, Store
 from penstock.server.store.records import BeginRequest, JobRecord, SnapshotRecord
@@ -33,14 +39,63 @@ def run() -> None:
         pass  # an older tree
     else:
         ways["memory"] = partial(_measure, lambda path: MemoryStore())
-    results = interleaved(ways)
+    with _server() as url:
+        if url is not None:
+            ways["PostgreSQL"] = partial(_measure, lambda path: _in_postgres(url))
+        results = interleaved(ways)
     keys = list(next(iter(results.values()))[0])
-    header = ("what", *(f"{way}, {part}" for way in ways for part in ("median", "range")))
-    rows = []
-    for key in keys:
-        cells = [(f"{median(r, key):,.0f}", spread(r, key, ",.0f")) for r in results.values()]
-        rows.append((key, *(part for cell in cells for part in cell)))
-    table("Stores", header, rows)
+    for names in (["SQLite", "memory"], ["PostgreSQL"]):
+        shown = [name for name in names if name in results]
+        header = ("what", *(f"{way}, {part}" for way in shown for part in ("median", "range")))
+        rows = []
+        for key in keys:
+            cells = [
+                (f"{median(results[way], key):,.0f}", _span(results[way], key)) for way in shown
+            ]
+            rows.append((key, *(part for cell in cells for part in cell)))
+        if shown:
+            table("Stores", header, rows)
+    if "PostgreSQL" in results:
+        pairs = list(zip(results["PostgreSQL"], results["SQLite"], strict=True))
+        ratios = [
+            (key, *(f"{value:.2f}" for value in _of_three([a[key] / b[key] for a, b in pairs])))
+            for key in keys
+            if key.startswith("commits/s")
+        ]
+        table("PostgreSQL / SQLite", ("what", "median", "least", "most"), ratios)
+
+
+def _span(rounds: Rounds, key: str) -> str:
+    return spread(rounds, key, ",.0f")
+
+
+def _of_three(values: list[float]) -> tuple[float, float, float]:
+    return statistics.median(values), min(values), max(values)
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[str | None]:
+    """Give the address of a server of this run; None = it cannot be started."""
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    try:
+        import postgres
+
+        server = postgres.own_server(Path(tempfile.gettempdir()))
+    except (ImportError, pytest.skip.Exception) as error:
+        print(f"PostgreSQL is not measured: {error}")
+        yield None
+        return
+    try:
+        yield server.url
+    finally:
+        server.end()
+
+
+def _in_postgres(url: str) -> Store:
+    import postgres
+    from penstock.server.store import open_store
+
+    return open_store(postgres.in_schema(url, postgres.new_schema()), Path())
 
 
 def _measure(make: Callable[[Path], Store]) -> dict[str, float]:

@@ -8,7 +8,18 @@ from penstock.common.nearest import hint, nearest
 
 COMMANDS: Mapping[str, Sequence[str]] = {
     "penstock": ("ping", "cat", "cursors", "quarantine", "top", "demo", "bench"),
-    "penstockd": ("serve", "init", "check", "show", "index", "plan", "size", "token", "schema"),
+    "penstockd": (
+        "serve",
+        "init",
+        "check",
+        "show",
+        "index",
+        "plan",
+        "size",
+        "token",
+        "store",
+        "schema",
+    ),
 }
 """By program, in the order of its help."""
 

@@ -1,4 +1,4 @@
-"""`penstockd`: serve, init, check, show, index, plan, size, token, schema."""
+"""`penstockd`: serve, init, check, show, index, plan, size, token, store, schema."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from penstock.server.jobs.python_file import JOB_NAME, jobs_in
 from penstock.server.jobs.settings import JobFile, JobSettings, RolesSettings, ServerSettings
 from penstock.server.jobs.validate import validate
 from penstock.server.process.allocator import prefer
+from penstock.server.store import refuse_password
 from penstock.wire.errors import InvalidJob, InvalidRequest
 
 
@@ -121,11 +122,12 @@ def load(
 
     Raises:
         InvalidJob: The file cannot be read or is wrong; names file, line and key.
-        InvalidRequest: An override, an assignment or a PENSTOCK_* variable has an invalid value, or
-            code builds the jobs.
+        InvalidRequest: An override, an assignment or a PENSTOCK_* variable has an invalid value, a
+            flag has a password, or code builds the jobs.
         UnknownJob: An assignment names a job that the file lacks.
     """
     environ = os.environ if environ is None else environ
+    refuse_password((overrides or {}).get("store") or "")
     path, colon, name = target.rpartition(":")
     if not (colon and path.endswith(".py")):
         path, name = target, "jobs"

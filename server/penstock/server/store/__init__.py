@@ -15,11 +15,12 @@ kind. `postgres.py` is the store of several nodes: its connections and its group
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from penstock.server.store.contract import Store
 from penstock.server.store.in_memory import Memory, MemoryStore
 from penstock.server.store.sqlite import SqliteStore
-from penstock.wire.errors import InvalidJob, MissingExtra
+from penstock.wire.errors import InvalidJob, InvalidRequest, MissingExtra
 
 _KEY = "server.store"
 
@@ -66,6 +67,26 @@ def open_store(url: str, base: Path) -> Store:
     return SqliteStore(base / path)
 
 
+def refuse_password(url: str) -> None:
+    """Refuse a URL with a password where every user of the machine reads it: in arguments.
+
+    Raises:
+        InvalidRequest: It has one; it is not repeated.
+    """
+    try:
+        parts = urlsplit(url)
+        has = parts.password is not None or "password=" in parts.query
+    except ValueError:
+        has = "@" in url
+    if has:
+        raise InvalidRequest(
+            "the store's address has a password, and arguments are read by every user of this "
+            "machine (ps): leave it out, and give it by PGPASSFILE, ?passfile=FILE, or the whole "
+            "address by PENSTOCK_STORE",
+            field="store",
+        )
+
+
 def _postgres(url: str) -> Store:
     try:
         from penstock.server.store.postgres import PostgresStore
@@ -78,4 +99,4 @@ def _postgres(url: str) -> Store:
     return PostgresStore(url)
 
 
-__all__ = ["Memory", "MemoryStore", "SqliteStore", "Store", "open_store"]
+__all__ = ["Memory", "MemoryStore", "SqliteStore", "Store", "open_store", "refuse_password"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.server.store import migrations
@@ -211,23 +213,9 @@ class SqliteFile:
             raise self._corrupt(f"has journal versions {header[18]} and {header[19]} in its header")
 
     def _create(self) -> None:
-        """Make a complete store beside the path, then rename it: no kill leaves half of one."""
-        fresh = self.path.with_name(self.path.name + ".new")
-        for leftover in (fresh, fresh.with_name(fresh.name + "-journal")):
-            leftover.unlink(missing_ok=True)
-        connection = sqlite3.connect(fresh, isolation_level=None)
-        try:
-            connection.execute("PRAGMA synchronous = FULL")
+        with made_file(self.path) as connection:
             schema.create(connection)
-        finally:
-            connection.close()
-        fresh.rename(self.path)
         self.created = True
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def _check_content(self, connection: sqlite3.Connection) -> None:
         """Refuse another program's file, another format and damage; learn the UUID."""
@@ -273,6 +261,30 @@ class SqliteFile:
         return StoreUnavailable(
             f"the store {self.path} cannot be used: {why}; {remedy}", path=str(self.path)
         )
+
+
+@contextmanager
+def made_file(path: Path) -> Iterator[sqlite3.Connection]:
+    """Give a new database beside a path, then rename it: no kill leaves half of a store.
+
+    Args:
+        path: Where it is to be.
+    """
+    fresh = path.with_name(path.name + ".new")
+    for leftover in (fresh, fresh.with_name(fresh.name + "-journal")):
+        leftover.unlink(missing_ok=True)
+    connection = sqlite3.connect(fresh, isolation_level=None)
+    try:
+        connection.execute("PRAGMA synchronous = FULL")
+        yield connection
+    finally:
+        connection.close()
+    fresh.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _inode(path: Path) -> tuple[int, int]:

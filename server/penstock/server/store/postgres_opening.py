@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -11,8 +13,11 @@ from psycopg.types.numeric import Int8BinaryDumper
 
 from penstock.server.store import postgres_sql as sql
 from penstock.server.store.postgres_place import PostgresPlace
-from penstock.server.store.rows import DELETED, TABLES, MetaRow
+from penstock.server.store.rows import DELETED, TABLES, Add, MetaRow, Put
 from penstock.server.store.sqlite_schema import FORMAT
+
+# It warns of each connection that breaks; the store says so once, and once that it is back.
+logging.getLogger("psycopg").setLevel(logging.ERROR)
 
 OLDEST_SERVER = 150000
 """PostgreSQL 15: older ones are not tried."""
@@ -105,19 +110,32 @@ async def open_content(connection: AsyncConnection[Any], place: PostgresPlace) -
         await connection.execute(
             "SELECT pg_advisory_xact_lock(%s)", (lock_number(place.schema, ("open",)),)
         )
-        made = await _is_missing(connection, place)
+        made = await is_missing(connection, place)
         if made:
-            await _make(connection, place)
+            await make_tables(connection, place, sql.fresh_meta())
         found = await check_content(connection, place)
     return found, made
 
 
-async def _is_missing(connection: AsyncConnection[Any], place: PostgresPlace) -> bool:
+async def is_missing(connection: AsyncConnection[Any], place: PostgresPlace) -> bool:
+    """Tell whether a schema is not there, or empty."""
     rows = await (await connection.execute(sql.SHAPE, (place.schema,))).fetchall()
     return not rows
 
 
-async def _make(connection: AsyncConnection[Any], place: PostgresPlace) -> None:
+async def make_tables(
+    connection: AsyncConnection[Any], place: PostgresPlace, meta: Sequence[MetaRow]
+) -> None:
+    """Make the tables of a store, in the caller's transaction.
+
+    Args:
+        connection: Its connection.
+        place: Where.
+        meta: What the store says about itself.
+
+    Raises:
+        StoreUnavailable: The role may not.
+    """
     try:
         # Without a look, IF NOT EXISTS asks for a right that a schema that is there does not need.
         known = await (
@@ -129,11 +147,11 @@ async def _make(connection: AsyncConnection[Any], place: PostgresPlace) -> None:
             await connection.execute(f"CREATE SCHEMA {sql.quoted(place.schema)}")
         for statement in sql.creation(place.schema):
             await connection.execute(statement)
-        for text, values in sql.writing(place.schema, sql.fresh_meta()):
+        for text, values in sql.writing(place.schema, list(map(Add, meta))):
             await connection.execute(text, values)
     except errors.InsufficientPrivilege as error:
-        rows = await _who(connection, place)
-        role, base = rows
+        # The transaction has failed: nothing can be asked in it.
+        role, base = connection.info.user, connection.info.dbname
         raise place.unavailable(
             f"there is no store yet, and role {role} may not make one "
             f"({error.diag.message_primary})",
@@ -142,27 +160,33 @@ async def _make(connection: AsyncConnection[Any], place: PostgresPlace) -> None:
         ) from error
 
 
-async def _who(connection: AsyncConnection[Any], place: PostgresPlace) -> tuple[str, str]:
-    info = connection.info  # the transaction has failed: nothing can be asked in it
-    return info.user, info.dbname
-
-
 async def check_content(connection: AsyncConnection[Any], place: PostgresPlace) -> str:
     """Return the UUID of a store that this program may write to.
 
     Raises:
         StoreCorrupt: The schema is not a store's, or of another format.
     """
+    found, meta = await _tables(connection, place), await _meta(connection, place)
+    return check_shape(place, found, meta)
+
+
+async def _tables(
+    connection: AsyncConnection[Any], place: PostgresPlace
+) -> dict[str, list[tuple[str, str, str]]]:
     rows = await (await connection.execute(sql.SHAPE, (place.schema,))).fetchall()
     found: dict[str, list[tuple[str, str, str]]] = {}
     for table, *column in rows:
         found.setdefault(table, []).append((column[0], column[1], column[2]))
-    meta: dict[str, str] = {}
-    if found.get(TABLES[MetaRow].name) == sql.shape()[TABLES[MetaRow].name]:
-        table = f"{sql.quoted(place.schema)}.{TABLES[MetaRow].name}"
-        rows = await (await connection.execute(f"SELECT key, value FROM {table}")).fetchall()
-        meta = dict(rows)
-    return check_shape(place, found, meta)
+    return found
+
+
+async def _meta(connection: AsyncConnection[Any], place: PostgresPlace) -> dict[str, str]:
+    """Return what a store says about itself; empty if it is not a store."""
+    name = TABLES[MetaRow].name
+    if (await _tables(connection, place)).get(name) != sql.shape()[name]:
+        return {}
+    table = f"{sql.quoted(place.schema)}.{name}"
+    return dict(await (await connection.execute(f"SELECT key, value FROM {table}")).fetchall())
 
 
 def check_shape(
@@ -208,3 +232,39 @@ def lock_number(store: str, key: tuple[Any, ...]) -> int:
     text = repr((store, key)).encode("utf-8", "backslashreplace")
     digest = hashlib.blake2b(text, digest_size=8, person=b"penstock").digest()
     return int.from_bytes(digest, "big", signed=True)
+
+
+async def upgrade(place: PostgresPlace) -> tuple[int, int]:
+    """Bring a store of an older format up to this one, in one transaction; return both formats.
+
+    Tables that this format has more are made. Programs of the older format go on beside, as long as
+    `SINCE` has them.
+
+    Raises:
+        StoreCorrupt: It is not a store, or a table is another one now.
+        StoreUnavailable: The role may not, or the server cannot be reached.
+    """
+    try:
+        connection = await connect(place)
+        async with connection, connection.transaction():
+            lock = lock_number(place.schema, ("open",))
+            await connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock,))
+            meta = await _meta(connection, place)
+            if not set(meta) >= META:
+                await check_content(connection, place)
+            before = int(meta["format"])
+            if before < FORMAT:
+                found = await _tables(connection, place)
+                for kind, table in TABLES.items():
+                    if table.name not in found:
+                        await connection.execute(sql.create_table(place.schema, kind))
+                news = [MetaRow("format", str(FORMAT)), MetaRow("since", str(sql.SINCE))]
+                for text, values in sql.writing(place.schema, list(map(Put, news))):
+                    await connection.execute(text, values)
+            await check_content(connection, place)
+        return before, FORMAT
+    except psycopg.Error as error:
+        named = place.named(error)
+        if named is None:
+            raise
+        raise named from error

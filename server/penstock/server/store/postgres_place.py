@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import psycopg
 from psycopg import conninfo, errors
@@ -178,16 +177,6 @@ def lost(error: BaseException) -> bool:
         return True
     # libpq's own errors have no code: a reset, a refused connection, a name that is not known.
     return isinstance(error, psycopg.OperationalError) and error.sqlstate is None
-
-
-def password_in(url: str) -> bool:
-    """Tell whether an address has a password in it, where others could read it."""
-    parts = urlsplit(url)
-    try:
-        has = parts.password is not None
-    except ValueError:
-        has = True
-    return has or any(key == "password" for key, _ in parse_qsl(parts.query))
 
 
 def _said(error: psycopg.Error) -> str:

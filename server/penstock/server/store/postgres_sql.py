@@ -26,9 +26,10 @@ from penstock.server.store.rows import (
 )
 from penstock.server.store.sqlite_schema import FORMAT, columns
 
-SINCE = FORMAT
+SINCE = 6
 """The oldest format whose programs may write to a store of this one, beside programs of this one:
-those know neither the tables nor the rules that it has more."""
+they know neither the tables nor the rules that this one has more, and need not. A change that they
+must know of raises it to `FORMAT`."""
 
 _KINDS = {int: "bigint", str: 'text COLLATE "C"', bytes: "bytea"}
 
@@ -99,10 +100,10 @@ def create_table(schema: str, kind: type[Row]) -> str:
     return f"CREATE TABLE {quoted(schema)}.{quoted(table)} ({', '.join(lines)})"
 
 
-def fresh_meta() -> list[Change]:
+def fresh_meta() -> list[MetaRow]:
     """Return the rows of a store that begins: an identity of its own among them."""
     values = {"uuid": str(uuid.uuid4()), DELETED: "0", "format": str(FORMAT), "since": str(SINCE)}
-    return [Add(MetaRow(key, value)) for key, value in values.items()]
+    return [MetaRow(key, value) for key, value in values.items()]
 
 
 SHAPE = (
@@ -235,7 +236,12 @@ def array(values: Sequence[Value]) -> str | list[Value]:
     """
     if isinstance(values[0], int):
         return "{" + ",".join(map(str, values)) + "}"
-    return list(values)
+    return list(map(_storable, values))
+
+
+def _storable(value: Value) -> Value:
+    """Return a value as a column takes it: in messages of others may be NUL, and in no text."""
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) else value
 
 
 def _arrays(kind: type[Row], count: int) -> str:
@@ -282,7 +288,7 @@ def writing(schema: str, changes: Sequence[Change]) -> Iterator[Statement]:
             else:
                 rows = [change.row for change in run.values() if not isinstance(change, Drop)]
                 if len(rows) == 1:
-                    yield _write(schema, kind, how, True), tuple(rows[0])
+                    yield _write(schema, kind, how, True), tuple(map(_storable, rows[0]))
                 else:
                     values = tuple(map(array, zip(*rows, strict=True)))
                     yield _write(schema, kind, how, False), values

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from penstock.server.job.job import Job
 from penstock.server.store import SqliteStore, open_store
@@ -17,6 +18,7 @@ from penstock.server.store.sqlite_tables import SqliteTables
 from penstock.server.store.tables import Tables, finish
 from penstock.server.store.transacting import Transaction
 from penstock.server.usercode import libraries
+from penstock.wire.errors import StoreCorrupt, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -32,7 +34,7 @@ class Recorded:
         base: The folder that a relative path starts from.
 
     Attributes:
-        path: The store's file; None = there is none.
+        where: The store, for people; "" = there is none.
         problem: Why the last try to read it failed; "" = it did not fail.
 
     Raises:
@@ -41,8 +43,17 @@ class Recorded:
 
     def __init__(self, url: str, base: Path) -> None:
         store = open_store(url, base)
-        exists = isinstance(store, SqliteStore) and store.path.exists()
-        self.path = store.path if isinstance(store, SqliteStore) and exists else None
+        self._look: _Look
+        if isinstance(store, SqliteStore):
+            self.where = str(store.path) if store.path.exists() else ""
+            self._look = partial(_look_into, store.path) if self.where else _see_nothing
+        else:
+            from penstock.server.store.postgres import PostgresStore
+            from penstock.server.store.postgres_reading import PostgresLook
+
+            assert isinstance(store, PostgresStore)
+            self.where = store.where
+            self._look = PostgresLook(store.place).look
         self.problem = ""
 
     def snapshot(self, log_id: bytes, lane: int, offset: int) -> SnapshotRecord | None:
@@ -60,44 +71,68 @@ class Recorded:
                 below = row.offset - 1
             return None
 
-        return self._look(nearest)
+        return self._find(nearest)
 
     def why_none(self) -> str:
         """Return in words why `snapshot` found none, or none near."""
-        if self.path is None:
+        if not self.where:
             return "there is no store to look for a snapshot in"
-        return self.problem or f"the store {self.path} has no snapshot of this log near it"
+        return self.problem or f"the store {self.where} has no snapshot of this log near it"
 
     def lane_ends(self, log_id: bytes, lanes: int) -> list[int] | None:
         """Return the batches of every lane, if a node has counted them and there are some."""
-        rows = self._look(lambda tables: tables.all(LaneEndRow, log_id)) or []
+        rows = self._find(lambda tables: tables.all(LaneEndRow, log_id)) or []
         found = {row.lane: row.batches for row in rows}
         is_whole = set(found) == set(range(lanes)) and any(found.values())
         return [found[lane] for lane in range(lanes)] if is_whole else None
 
     def libraries(self, log_id: bytes) -> dict[str, str]:
         """Return the versions of libraries that a log began with."""
-        rows = self._look(lambda tables: tables.all(LibraryRow, log_id), any_format=True) or []
+        rows = self._find(lambda tables: tables.all(LibraryRow, log_id), any_format=True) or []
         return {row.name: row.version for row in rows}
 
-    def _look(self, look: Transaction[T], *, any_format: bool = False) -> T | None:
+    def _find(self, look: Transaction[T], *, any_format: bool = False) -> T | None:
         """Return what is found in the store; None if there is none, or of another format."""
         self.problem = ""
-        if self.path is None:
-            return None
-        # Without a journal no process has it open, and SQLite would create files to read it.
-        journal = self.path.with_name(self.path.name + "-wal")
-        mode = "mode=ro" if journal.exists() else "mode=ro&immutable=1"
         try:
-            uri = f"{self.path.as_uri()}?{mode}"
-            with closing(sqlite3.connect(uri, uri=True, timeout=1.0)) as connection:
-                (found,) = connection.execute("PRAGMA user_version").fetchone()
-                if found != FORMAT and not any_format:
-                    return None
-                return finish(look(SqliteTables(connection)))
-        except sqlite3.Error as error:
-            self.problem = f"the store {self.path} cannot be read ({error})"
+            found: T | None = self._look(look, any_format=any_format)
+        except (StoreUnavailable, StoreCorrupt) as error:
+            self.problem = error.message
             return None
+        return found
+
+
+class _Look(Protocol):
+    """Returns what a transaction finds, in a store that is left as it is."""
+
+    def __call__(self, transaction: Transaction[Any], *, any_format: bool) -> Any:
+        """Return it; None = there is no store, or of another format."""
+
+
+def _see_nothing(transaction: Transaction[Any], *, any_format: bool) -> None:
+    """Find nothing: there is no store."""
+
+
+def _look_into(path: Path, transaction: Transaction[T], *, any_format: bool) -> T | None:
+    """Look into a SQLite file.
+
+    Raises:
+        StoreUnavailable: It cannot be read.
+    """
+    # Without a journal no process has it open, and SQLite would create files to read it.
+    journal = path.with_name(path.name + "-wal")
+    mode = "mode=ro" if journal.exists() else "mode=ro&immutable=1"
+    try:
+        uri = f"{path.as_uri()}?{mode}"
+        with closing(sqlite3.connect(uri, uri=True, timeout=1.0)) as connection:
+            (found,) = connection.execute("PRAGMA user_version").fetchone()
+            if found != FORMAT and not any_format:
+                return None
+            return finish(transaction(SqliteTables(connection)))
+    except sqlite3.Error as error:
+        raise StoreUnavailable(
+            f"the store {path} cannot be read ({error})", path=str(path)
+        ) from error
 
 
 def version_warning(url: str, base: Path, job: Job) -> str:

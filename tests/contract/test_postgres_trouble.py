@@ -1,0 +1,375 @@
+"""What cannot be a store in PostgreSQL is refused by name: what is wrong, where, and the remedy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import subprocess
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+import pytest
+
+import ports
+import postgres
+from penstock.server.store import Store, open_store
+from penstock.server.store.postgres import PostgresStore
+from penstock.server.store.postgres_opening import upgrade
+from penstock.server.store.sqlite_schema import FORMAT
+from penstock.server.testing.store import ask
+from penstock.wire.errors import PenstockError, StoreCorrupt, StoreUnavailable
+
+SECRET = "open-sesame"
+
+
+def run_sql(url: str, *statements: str) -> None:
+    """Run statements as the superuser."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+async def refusal(url: str) -> PenstockError:
+    """Return what opening says; never with the password."""
+    store = open_store(url, Path())
+    with pytest.raises((StoreUnavailable, StoreCorrupt)) as caught:
+        await store.open()
+    assert SECRET not in caught.value.message
+    assert SECRET not in str(caught.value.fields)
+    return caught.value
+
+
+async def opened(url: str) -> PostgresStore:
+    """Return an open store."""
+    store = open_store(url, Path())
+    assert isinstance(store, PostgresStore)
+    await store.open()
+    return store
+
+
+@pytest.fixture
+def place() -> tuple[str, str]:
+    """Return a server's address, and a schema that is not there."""
+    return postgres.postgres_18(), postgres.new_schema()
+
+
+async def test_an_address_that_leads_nowhere_is_named() -> None:
+    """A server that is not there, and a database that it lacks."""
+    url = postgres.postgres_18()
+    port = ports.free_port()
+
+    away = await refusal(f"postgresql://u:{SECRET}@127.0.0.1:{port}/db")
+    other = await refusal(url.replace("/postgres?", "/no_such_base?"))
+
+    assert f"127.0.0.1:{port}/db" in away.message
+    assert 'database "no_such_base" does not exist' in other.message
+
+
+async def test_a_wrong_password_is_not_repeated(tmp_path: Path) -> None:
+    """The sentence has the role and the server's answer."""
+    server = postgres.own_server()
+    try:
+        run_sql(server.url, f"CREATE ROLE trainer LOGIN PASSWORD '{SECRET}-right'")
+        rules = server.folder / "data" / "pg_hba.conf"
+        rules.write_text("local all postgres trust\nlocal all all scram-sha-256\n")
+        run_sql(server.url, "SELECT pg_reload_conf()")
+        url = server.url.replace("postgres@", f"trainer:{SECRET}@")
+        said = await refusal(url)
+    finally:
+        server.end()
+
+    assert 'password authentication failed for user "trainer"' in said.message
+
+
+async def test_a_role_that_may_make_nothing_is_told_what_to_grant(place: tuple[str, str]) -> None:
+    """With the statement; a schema that was made for it is enough."""
+    url, schema = place
+    run_sql(url, f"CREATE ROLE r_{schema} LOGIN")
+    own = postgres.in_schema(url.replace("postgres@", f"r_{schema}@"), schema)
+
+    said = await refusal(own)
+    run_sql(url, f"CREATE SCHEMA {schema} AUTHORIZATION r_{schema}")
+    store = await opened(own)
+    await store.begin(ask())
+    await store.close()
+
+    assert f"GRANT CREATE ON DATABASE postgres TO r_{schema}" in said.message
+
+
+async def test_another_programs_schema_is_left_alone(place: tuple[str, str]) -> None:
+    """Nothing is made in it."""
+    url, schema = place
+    run_sql(url, f"CREATE SCHEMA {schema}", f"CREATE TABLE {schema}.invoices (n int)")
+
+    said = await refusal(postgres.in_schema(url, schema))
+
+    assert "schema of another program, with tables such as invoices" in said.message
+
+
+@pytest.mark.parametrize(
+    ("statement", "sentence"),
+    [
+        ("DROP TABLE {0}.cursors", "half a store: table cursors is missing"),
+        ("ALTER TABLE {0}.cursors DROP COLUMN step", "half a store: table cursors is not as"),
+        ("DELETE FROM {0}.meta WHERE key = 'uuid'", "has no identity"),
+        ("UPDATE {0}.meta SET value = '99' WHERE key IN ('format', 'since')", "has format 99"),
+    ],
+)
+async def test_what_is_not_a_whole_store_is_refused(
+    place: tuple[str, str], statement: str, sentence: str
+) -> None:
+    """As a file of SQLite would be."""
+    url, schema = place
+    await (await opened(postgres.in_schema(url, schema))).close()
+    run_sql(url, statement.format(schema))
+
+    said = await refusal(postgres.in_schema(url, schema))
+
+    assert isinstance(said, StoreCorrupt)
+    assert sentence in said.message
+
+
+async def test_an_older_format_is_upgraded_only_by_the_command(place: tuple[str, str]) -> None:
+    """What the newer format has more is made, and what was there stays."""
+    url, schema = place
+    own = postgres.in_schema(url, schema)
+    store = await opened(own)
+    await store.begin(ask())
+    identity = store.uuid
+    await store.close()
+    older = f"UPDATE {schema}.meta SET value = '{FORMAT - 1}' WHERE key IN ('format', 'since')"
+    run_sql(url, f"DROP TABLE {schema}.halts", older)
+
+    said = await refusal(own)
+    done = await upgrade(store.place)
+    store = await opened(own)
+    groups = await store.groups("code")
+    await store.close()
+
+    assert "run `penstockd store upgrade` once" in said.message
+    assert done == (FORMAT - 1, FORMAT)
+    assert [group.name for group in groups] == ["run"]
+    assert store.uuid == identity
+    assert await upgrade(store.place) == (FORMAT, FORMAT)
+
+
+async def test_a_format_that_only_has_more_is_written_beside_newer_nodes(
+    place: tuple[str, str],
+) -> None:
+    """A node of this version goes on while a newer one has brought the store up, until it may not.
+
+    The newer format says since which format its writers may be.
+    """
+    url, schema = place
+    own = postgres.in_schema(url, schema)
+    store = await opened(own)
+    await store.begin(ask())
+    newer = f"UPDATE {schema}.meta SET value = '{FORMAT + 1}' WHERE key = 'format'"
+    run_sql(url, f"CREATE TABLE {schema}.later (n int)", newer)
+
+    await store.commit("code", "run", "t1", 1, 0, 1)
+    again = await opened(own)
+    assert (await again.groups("code"))[0].rows == (1, 0)
+    await again.close()
+    run_sql(url, f"UPDATE {schema}.meta SET value = '{FORMAT + 1}' WHERE key = 'since'")
+    end_backends(url)
+    with pytest.raises(StoreCorrupt, match="knows format"):
+        await store.commit("code", "run", "t1", 1, 0, 2)
+
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("synchronous_commit = off", "synchronous_commit is off"),
+        ("default_transaction_read_only = on", "takes no writes"),
+    ],
+)
+async def test_a_server_that_would_lose_commits_is_refused(
+    place: tuple[str, str], setting: str, sentence: str
+) -> None:
+    """Set for the role, as an administrator may."""
+    url, schema = place
+    run_sql(url, f"CREATE ROLE r_{schema} LOGIN SUPERUSER", f"ALTER ROLE r_{schema} SET {setting}")
+
+    said = await refusal(url.replace("postgres@", f"r_{schema}@"))
+
+    assert sentence in said.message
+
+
+async def test_a_database_without_room_for_connections_is_named(place: tuple[str, str]) -> None:
+    """With the setting that allows more."""
+    url, schema = place
+    run_sql(url, f"CREATE ROLE r_{schema} LOGIN SUPERUSER CONNECTION LIMIT 0")
+    role = f"r_{schema}_few"
+    run_sql(url, f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 0")
+
+    said = await refusal(url.replace("postgres@", f"{role}@"))
+
+    assert "raise max_connections" in said.message
+
+
+async def test_a_store_of_another_identity_is_refused_at_every_connection(
+    place: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Say a new database under the same name."""
+    monkeypatch.setattr("penstock.server.store.postgres.AGAIN_S", 0.3)
+    url, schema = place
+    store = await opened(postgres.in_schema(url, schema))
+    await store.begin(ask())
+    run_sql(url, f"UPDATE {schema}.meta SET value = 'another' WHERE key = 'uuid'")
+    end_backends(url)
+
+    with pytest.raises(StoreUnavailable, match=f"it is store another now.*{store.uuid}"):
+        await store.commit("code", "run", "t1", 1, 0, 2)
+
+    run_sql(url, f"UPDATE {schema}.meta SET value = '{store.uuid}' WHERE key = 'uuid'")
+    monkeypatch.undo()
+    assert (await store.commit("code", "run", "t1", 1, 0, 2)).row == 2
+    await store.close()
+
+
+async def test_a_store_that_has_lost_an_answered_commit_is_refused(
+    place: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lagging standby that was promoted lacks it; a server that is started anew takes it."""
+    monkeypatch.setattr("penstock.server.store.postgres.AGAIN_S", 0.3)
+    url, schema = place
+    store = await opened(postgres.in_schema(url, schema))
+    await store.begin(ask())
+    await store.commit("code", "run", "t1", 1, 0, 2)
+    run_sql(
+        url,
+        f"UPDATE {schema}.cursors SET step = 0",
+        f"UPDATE {schema}.writers SET answered = answered - 1",
+    )
+    end_backends(url)
+
+    for call in (
+        store.commit("code", "run", "t1", 1, 0, 3),
+        store.groups("code"),
+        store.add_lane_ends(bytes(32), {0: 1}),
+    ):
+        with pytest.raises(StoreUnavailable, match="behind what it has answered"):
+            await call
+    await store.close()
+
+    again = await opened(postgres.in_schema(url, schema))
+    assert (await again.groups("code"))[0].rows == (0, 0)
+    await again.close()
+
+
+async def test_a_node_that_holds_a_group_and_hangs_is_named(place: tuple[str, str]) -> None:
+    """Others wait for it, then say so; other groups go on."""
+    url, schema = place
+    own = postgres.in_schema(url, schema)
+    store, other = await opened(own), await opened(own)
+    await store.begin(ask())
+    await store.begin(ask(group="free"))
+    from penstock.server.store.postgres_opening import lock_number
+
+    with psycopg.connect(url, autocommit=True) as hung:
+        number = lock_number(store.uuid, ("group", "code", "run"))
+        hung.execute("SELECT pg_advisory_lock(%s::bigint)", (number,))
+        held = asyncio.ensure_future(store.commit("code", "run", "t1", 1, 0, 1))
+        assert (await other.commit("code", "free", "t1", 1, 0, 1)).row == 1
+        with pytest.raises(StoreUnavailable, match="another node has held the same group"):
+            await held
+    assert (await store.commit("code", "run", "t1", 1, 0, 1)).row == 1
+    await store.close()
+    await other.close()
+
+
+async def test_a_server_that_restarts_loses_no_answered_commit() -> None:
+    """Calls wait for it, and those that were under way are run again."""
+    server = postgres.own_server()
+    try:
+        store = await opened(server.url)
+        await store.begin(ask(world_size=1))
+        answered = 0
+
+        async def commit_on() -> None:
+            nonlocal answered
+            for step in range(1, 400):
+                try:
+                    await store.commit("code", "run", "t1", 1, 0, step)
+                except StoreUnavailable:
+                    continue
+                answered = step
+
+        running = asyncio.ensure_future(commit_on())
+        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(server.start)
+        await running
+        assert (await store.groups("code"))[0].cursor >= answered > 0
+        await store.close()
+    finally:
+        server.end()
+
+
+async def test_pgbouncer_is_refused_by_name(tmp_path: Path) -> None:
+    """Locks belong to a session, and a pooler gives each transaction another one."""
+    program = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
+    if program is None:
+        postgres.absent("Debian's package pgbouncer is not installed")
+    url, port = postgres.postgres_18(), ports.free_port()
+    folder = Path(url.partition("host=")[2].replace("%2F", "/"))
+    users, settings = folder / f"users{port}.txt", folder / f"bouncer{port}.ini"
+    users.write_text('"postgres" ""\n')
+    settings.write_text(
+        f"[databases]\npostgres = host={folder}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+        f"listen_port = {port}\nunix_socket_dir =\nauth_type = any\nauth_file = {users}\n"
+        "pool_mode = transaction\nignore_startup_parameters = options\n"
+    )
+    settings.write_text(settings.read_text().replace("= host=", "= user=postgres host="))
+    command = [str(program), str(settings)]
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        for path in (users, settings):
+            os.chown(path, nobody.pw_uid, nobody.pw_gid)
+        as_nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+        command = [*as_nobody, *command]
+    bouncer = await asyncio.to_thread(subprocess.Popen, command, stderr=subprocess.PIPE)
+    try:
+        while True:  # until it listens
+            said = await refusal(f"postgresql://postgres@127.0.0.1:{port}/postgres")
+            if "refused" not in said.message:
+                break
+            assert bouncer.poll() is None
+    finally:
+        bouncer.terminate()
+        bouncer.communicate()
+
+    assert "a pooler such as PgBouncer stands before it" in said.message
+
+
+def end_backends(url: str) -> None:
+    """End every connection of a store, as an administrator or a failover does."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE application_name = 'penstockd' AND pid <> pg_backend_pid()"
+        )
+
+
+def test_the_password_stands_in_no_representation() -> None:
+    """What is logged of a store is where it is."""
+    store: Store = open_store(f"postgresql://u:{SECRET}@host/db", Path())
+
+    assert SECRET not in store.where
+    assert quote(SECRET) not in repr(store)
+
+
+def test_a_full_disk_is_the_databases() -> None:
+    """The sentence has what the server says, and whose disk it is."""
+    store = open_store("postgresql://host/db", Path())
+    assert isinstance(store, PostgresStore)
+
+    said = store.place.named(psycopg.errors.DiskFull("could not extend file: No space left"))
+
+    assert isinstance(said, StoreUnavailable)
+    assert "its disk is full (could not extend file: No space left)" in said.message
