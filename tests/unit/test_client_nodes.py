@@ -19,7 +19,7 @@ from penstock.client.calls.control import Control
 from penstock.client.calls.node_address import Address, Tls, Token, address_of
 from penstock.client.nodes.addresses import AddressFile, Origin, ResolvedName, origins
 from penstock.client.nodes.target_nodes import TargetNodes, open_nodes
-from penstock.client.nodes.usable import Answer, ReadFrom, common_to_most, settle
+from penstock.client.nodes.usable import NodeAnswer, ReadFrom, common_to_most, settle
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import InvalidRequest, NoUsableNode, PenstockError, Unreachable
 from penstock.wire.v1 import feed_pb2
@@ -212,7 +212,7 @@ def test_a_part_of_a_target_that_is_none_is_refused(target: Any, sentence: str) 
         loader.state_dict()
 
 
-class Placed:
+class EnginePlaces:
     """Where an engine has placed nodes."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -233,7 +233,7 @@ def test_an_engine_tells_where_its_nodes_are(
     served: list[ServedNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By an entry point; while it is away its nodes stay, and it is closed with the Loader."""
-    placed = Placed([node.address for node in served[:2]])
+    placed = EnginePlaces([node.address for node in served[:2]])
     asked: list[Any] = []
     offer(monkeypatch, {"ray": lambda rest, **wanted: asked.append((rest, wanted)) or placed})
 
@@ -344,7 +344,7 @@ def test_a_name_without_an_address_is_said_with_the_reason() -> None:
 
 def test_addresses_that_a_name_does_not_tell_for_once_are_kept(served: list[ServedNode]) -> None:
     """Name servers tell some of many addresses; what is not told three times is gone."""
-    placed = Placed([served[0].address, served[1].address])
+    placed = EnginePlaces([served[0].address, served[1].address])
     origin = Origin("dns:///n:1", placed, address_of("dns:///n:1", environ={}), holds=3)
     nodes = TargetNodes([origin], "dns:///n:1", "code", grouped=False)
     try:
@@ -407,9 +407,9 @@ def told(node_id: str, node: str = "", **more: Any) -> feed_pb2.DescribeReply:
     return feed_pb2.DescribeReply(protocol=PROTOCOL, node_id=node_id, node=node or node_id, **given)
 
 
-def answers(**replies: feed_pb2.DescribeReply | PenstockError) -> dict[str, Answer]:
+def answers(**replies: feed_pb2.DescribeReply | PenstockError) -> dict[str, NodeAnswer]:
     """Return what addresses have answered."""
-    return {target: Answer(None, reply) for target, reply in replies.items()}  # type: ignore[arg-type]
+    return {target: NodeAnswer(None, reply) for target, reply in replies.items()}  # type: ignore[arg-type]
 
 
 def test_of_two_nodes_of_one_id_the_later_incarnation_is_read() -> None:

@@ -24,7 +24,7 @@ def test_the_commands_of_both_programs_are_those_that_are_listed() -> None:
         (["-v", "serve"], "serve is a command of penstockd: write penstockd serve"),
         (["pin", "h:1"], "there is no command 'pin': did you mean ping?"),
         (["chek"], "there is no command 'chek': did you mean penstockd check?"),
-        (["zzz"], "there is no command 'zzz': known are bench, cat, cursors, demo, ping"),
+        (["zzz"], "there is no command 'zzz': known are bench, cat, cursors, demo, nodes, ping"),
     ],
 )
 def test_penstock_says_where_a_command_is(

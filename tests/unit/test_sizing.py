@@ -9,7 +9,7 @@ import pytest
 
 from penstock.server.commands.memory_formula import NodeMemory
 from penstock.server.commands.meter import Metered, rate_of
-from penstock.server.commands.size_report import notes_of_core
+from penstock.server.commands.size_report import notes_of_core, notes_of_units
 from penstock.server.commands.sizing import (
     SERVER_BYTES_PER_S,
     UNEVEN,
@@ -203,3 +203,22 @@ def test_a_busy_machine_is_not_taken_for_one_that_waits(
     assert len(found) == len(notes)
     for note, begin in zip(found, notes, strict=True):
         assert note.startswith(begin)
+
+
+@pytest.mark.parametrize(
+    ("has", "nodes", "sentence"),
+    [
+        (Lanes(48, 16), 17, "16 reading groups for 17 nodes: 1 of them gets nothing to do"),
+        (Lanes(1, None), 8, "1 lane for 8 nodes: 7 of them get nothing to do"),
+        (Lanes(48, 16), 12, "some nodes get 2 of them and others 1"),
+        (Lanes(48, 16), 16, ""),
+        (Lanes(240, None), 7, ""),
+        (Lanes(1, None), 1, ""),
+    ],
+)
+def test_units_that_are_fewer_than_nodes_are_said(has: Lanes, nodes: int, sentence: str) -> None:
+    """With what to change: lanes of a reading group are made by one node."""
+    found = " ".join(notes_of_units(has, nodes))
+
+    assert sentence in found
+    assert bool(found) == bool(sentence)

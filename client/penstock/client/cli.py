@@ -21,9 +21,10 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 DESCRIPTION = """\
 Look at training data the way a trainer sees it.
 
-TARGET is where a loader node listens: host:port, dns:///name:port or
-unix:/path; or a job file to be read without a server: local:FILE (in a process
-beside this one) or spawn:FILE (a node of its own)."""
+TARGET is where loader nodes listen: host:port or unix:/path, several of them
+with commas between, dns:///name:port (all addresses of a name) or file:FILE
+(one address a line); or a job file to be read without a server: local:FILE (in
+a process beside this one) or spawn:FILE (a node of its own)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from penstock.common.nearest import hint, nearest
 
 COMMANDS: Mapping[str, Sequence[str]] = {
-    "penstock": ("ping", "cat", "cursors", "quarantine", "top", "demo", "bench"),
+    "penstock": ("ping", "nodes", "cat", "cursors", "quarantine", "top", "demo", "bench"),
     "penstockd": (
         "serve",
         "init",

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.client.calls.control import Control
-from penstock.client.calls.grpc_transport import open_transport
 from penstock.client.calls.node_address import TOKEN, Address, address_of
+from penstock.client.nodes.target_nodes import open_nodes
 from penstock.common.terminal import columns_of, folded
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.plain import plain_lines
@@ -25,8 +25,8 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help="a node: host:port, dns:///name:port or unix:/path; or a job file: local:FILE or "
-        "spawn:FILE",
+        help="nodes: host:port or unix:/path, several with commas between, dns:///name:port or "
+        "file:FILE; or a job file: local:FILE or spawn:FILE",
     )
     shown = parser.add_argument_group(
         "what the node is shown", "each has a variable, such as PENSTOCK_TLS_CA"
@@ -161,12 +161,12 @@ def _at_least(minimum: int, text: str) -> int:
 def connected(
     address: Address, job: str, timeout_s: float, *, grouped: bool = False
 ) -> Iterator[Control]:
-    """Give the short calls about `job` at a node, and close the connection after."""
-    transport = open_transport(address, job, grouped=grouped)
+    """Give the short calls about `job` at any of the nodes, and close the connections after."""
+    nodes = open_nodes(address, job, grouped=grouped)
     try:
-        yield Control(transport, job, address.text, timeout_s)
+        yield Control(nodes.ways, job, address.text, timeout_s)
     finally:
-        transport.close()
+        nodes.close()
 
 
 def print_json(value: Any) -> None:

@@ -1,4 +1,4 @@
-"""What turns token ids into text, by a file that the caller names."""
+"""Text for people: durations, and token ids by a file that the caller names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ from pathlib import Path
 
 from penstock.common.batch_text import Decode
 from penstock.wire.errors import InvalidRequest, MissingExtra
+
+
+def duration(seconds: float, nothing: str = "0 s") -> str:
+    """Return a duration for people; `nothing` for 0."""
+    if not seconds:
+        return nothing
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def load_decoder(path: Path) -> Decode:

@@ -16,20 +16,21 @@ from penstock.client.commands.common import (
     add_timeout,
     address_in,
     bytes_text,
-    connected,
     counted,
     positive_seconds,
     print_json,
     say,
 )
+from penstock.client.commands.every_node import EveryNode, every_node, merged
 from penstock.client.commands.layout import Column, cut, fitted, screen, short_number, wrapped
+from penstock.client.commands.text import duration
 from penstock.common.terminal import folded
 from penstock.wire.errors import Unreachable
 from penstock.wire.plain import plain
 
 DESCRIPTION = """\
-Show the jobs, readers and workers of a loader node, refreshed every second;
-end it with Ctrl-C.
+Show the jobs, readers and workers of loader nodes, refreshed every second; end
+it with Ctrl-C. A rank that reads from several nodes is one line.
 
   step       the step of the next batch that the reader is sent
   cursor     the first step that not all ranks of the group have committed;
@@ -81,7 +82,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print the node's status as a JSON object per refresh: counters, no rates",
+        help="print the status as a JSON object per refresh: counters, no rates",
     )
     parser.add_argument(
         "--interval",
@@ -100,11 +101,11 @@ def run(args: argparse.Namespace) -> int:
     # A dumb terminal, as in an editor or a file, cannot be drawn over: it gets table after table.
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not args.once:
         return _watch(args)
-    with connected(address_in(args), "", args.timeout) as control:
-        samples = StatusSamples(control.status())
+    with every_node(address_in(args), args.timeout) as nodes:
+        samples = StatusSamples(_status(nodes))
         while True:
             time.sleep(args.interval)
-            samples.add(control.status())
+            samples.add(_status(nodes))
             size = screen()
             say(render(args.target, samples, None if size is None else size[0]))
             if args.once:
@@ -113,9 +114,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_objects(args: argparse.Namespace) -> int:
-    with connected(address_in(args), "", args.timeout) as control:
+    with every_node(address_in(args), args.timeout) as nodes:
         while True:
-            print_json(control.status())
+            print_json(_status(nodes))
             if args.once:
                 return 0
             time.sleep(args.interval)
@@ -124,19 +125,43 @@ def _print_objects(args: argparse.Namespace) -> int:
 def _watch(args: argparse.Namespace) -> int:
     """Redraw the table in place; a node's last status stays, dimmed, while it is gone."""
     print(f"waiting for {plain(args.target)} ...", flush=True)
-    with connected(address_in(args), "", args.timeout) as control:
-        samples = StatusSamples(control.status())
-    print(CLEAR, end="")
-    with connected(address_in(args), "", GONE_AFTER_S) as control:
+    with every_node(address_in(args), args.timeout) as nodes:
+        samples = StatusSamples(_status(nodes))
+        print(CLEAR, end="")
+        nodes.timeout_s = GONE_AFTER_S
         gone = ""
         while True:
             _draw(args.target, samples, gone)
             time.sleep(args.interval)
             try:
-                samples.add(control.status())
+                samples.add(_status(nodes))
                 gone = ""
             except Unreachable as error:
                 gone = error.message
+
+
+def _status(nodes: EveryNode) -> Mapping[str, Any]:
+    """Return the status of the node, or that of all together, with a line for each.
+
+    Raises:
+        PenstockError: None answers.
+    """
+    found = nodes.now()
+    if len(found) == 1 and not nodes.left_out:
+        return found[0].status
+    lines = [
+        {
+            "node": now.node.node_id,
+            "address": now.node.target,
+            "uptime_s": now.status.get("uptime_s", 0),
+            "workers": _workers(now.status.get("workers", [])),
+            "draining": bool(now.status.get("draining")),
+            "readers": sum(len(job.get("groups", [])) for job in now.status.get("jobs", [])),
+        }
+        for now in found
+    ]
+    why = [{"address": node.target, "why": node.why} for node in nodes.left_out]
+    return {**merged(found), "nodes": lines, "left_out": why}
 
 
 def _draw(target: str, samples: StatusSamples, gone: str) -> None:
@@ -221,18 +246,63 @@ def _table(
     target: str, samples: StatusSamples, width: int | None, slowest: int | None
 ) -> list[str]:
     status = samples.status
-    lines = wrapped(
-        [
-            f"{target}: penstock {status.get('version', '?')}",
-            f"node {status.get('node', '?')}",
-            f"up {_duration(status.get('uptime_s', 0))}",
-            _workers(status.get("workers", [])),
-            *(["shutting down"] if status.get("draining") else []),
-        ],
-        width,
+    lines = (
+        _nodes(target, status, width)
+        if "nodes" in status
+        else wrapped(
+            [
+                f"{target}: penstock {status.get('version', '?')}",
+                f"node {status.get('node', '?')}",
+                f"up {duration(status.get('uptime_s', 0))}",
+                _workers(status.get("workers", [])),
+                *(["shutting down"] if status.get("draining") else []),
+            ],
+            width,
+        )
     )
     for job in sorted(status.get("jobs", []), key=lambda job: str(job["name"])):
         lines += ["", *_job(job, samples, width, slowest)]
+    return lines
+
+
+def _nodes(target: str, status: Mapping[str, Any], width: int | None) -> list[str]:
+    """Return the lines about several nodes."""
+    nodes, left_out = status["nodes"], status["left_out"]
+    away = f" of {len(nodes) + len(left_out)}" if left_out else ""
+    lines = wrapped(
+        [
+            f"{target}: {len(nodes)}{away} nodes",
+            f"penstock {status.get('version', '?')}",
+            _workers(status.get("workers", [])),
+        ],
+        width,
+    )
+    lines += fitted(
+        [
+            Column("  node", [f"  {node['node']}" for node in nodes], least=18),
+            Column("address", [node["address"] for node in nodes], keep=1, least=12),
+            Column("readers", [f"{node['readers']:,}" for node in nodes], right=True),
+            Column("up", [duration(node["uptime_s"]) for node in nodes], right=True, keep=2),
+            Column(
+                "",
+                [
+                    node["workers"] + (", shutting down" if node["draining"] else "")
+                    for node in nodes
+                ],
+                least=20,
+            ),
+        ],
+        width,
+    )
+    for node in left_out:
+        why = plain(
+            node["why"] if node["address"] in node["why"] else f"{node['address']}: {node['why']}"
+        )
+        lines += (
+            [f"  left out: {why}"]
+            if width is None
+            else folded(f"  left out: {why}", width).split("\n")
+        )
     return lines
 
 
@@ -313,7 +383,7 @@ def _job(
         column("cursor", [_cursor(cursors, row.reader) for row in rows], 9),
         column("tokens/s", [_rate(row.tokens) for row in rows], 7),
         column("batches/s", [_rate(row.batches) for row in rows], 6),
-        column("waited", [_duration(row.waited_s, "") for row in rows], 5),
+        column("waited", [duration(row.waited_s, "") for row in rows], 5),
         column(
             "rate", ["" if row.nbytes is None else f"{bytes_text(row.nbytes)}/s" for row in rows], 4
         ),
@@ -386,15 +456,6 @@ def _step(reader: Mapping[str, Any]) -> int:
 def _cursor(cursors: Mapping[str, Any], reader: Mapping[str, Any]) -> str:
     step = cursors.get(str(reader.get("group", "")))
     return "-" if step is None else f"{step:,}"
-
-
-def _duration(seconds: float, nothing: str = "0 s") -> str:
-    """Return a duration for people; `nothing` for 0."""
-    if not seconds:
-        return nothing
-    if seconds < 120:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _readers(status: Mapping[str, Any]) -> dict[tuple[Any, ...], Mapping[str, Any]]:

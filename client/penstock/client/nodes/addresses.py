@@ -45,7 +45,7 @@ class Origin:
     holds: int = 0
 
 
-class Listed:
+class ListedAddresses:
     """Addresses that stay as they are.
 
     Args:
@@ -217,7 +217,7 @@ def _origin(part: str, address: Address, job: str, grouped: bool, resolve: Resol
     is_plain = port.isdigit() and (":" not in host or host.startswith("["))
     if is_plain or part.startswith("unix:"):
         check_address(part)
-        return Origin(part, Listed([part]), address)
+        return Origin(part, ListedAddresses([part]), address)
     if part.startswith(("local:", "spawn:")):
         raise InvalidRequest(
             f"{part!r} is a node of this process's own: read it alone, or give addresses",

@@ -35,7 +35,7 @@ MOST_PLACES = 2
 """A row has at most so many places for each node: where more are empty, it is not taken for one."""
 
 
-class _Place(NamedTuple):
+class _RowPlace(NamedTuple):
     """A place of a row.
 
     Attributes:
@@ -124,6 +124,18 @@ class LaneUnits:
             found.setdefault(unit, []).append(lane)
         return [tuple(lanes) for lanes in found.values()]
 
+    def dealt(self, weights: Mapping[str, int], away: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the node of each of the `members`.
+
+        Args:
+            weights: As for `deal`.
+            away: The same.
+
+        Raises:
+            InvalidRequest: As `deal`.
+        """
+        return deal(len(self.members), weights, away=away, salt=self.salt)
+
     def by_node(
         self, weights: Mapping[str, int], away: Collection[str] = ()
     ) -> dict[str, tuple[int, ...]]:
@@ -137,8 +149,7 @@ class LaneUnits:
             InvalidRequest: As `deal`.
         """
         found: dict[str, list[int]] = {}
-        dealt = deal(len(self.members), weights, away=away, salt=self.salt)
-        for node, lanes in zip(dealt, self.members, strict=True):
+        for node, lanes in zip(self.dealt(weights, away), self.members, strict=True):
             found.setdefault(node, []).extend(lanes)
         return {node: tuple(sorted(found[node])) for node in sorted(found)}
 
@@ -179,7 +190,7 @@ def _row(weights: Mapping[str, int]) -> list[tuple[str, int]] | None:
 def _along(order: Sequence[int], row: Sequence[tuple[str, int]], salt: bytes) -> dict[int, str]:
     """Deal units along a row: each place takes its share from those before it that have most."""
     whole = lcm(*(weight for _, weight in row))
-    places: list[_Place] = []
+    places: list[_RowPlace] = []
     total = 0
     for number, (node, weight) in enumerate(row):
         total += weight
@@ -187,7 +198,7 @@ def _along(order: Sequence[int], row: Sequence[tuple[str, int]], salt: bytes) ->
         # Units that are fewer than nodes would all stay at the first ones.
         if share == 0 and _hash(salt, f"place {number}") % total < len(order) * weight:
             share = 1
-        place = _Place(node, whole // weight, _hash(salt, f"gives {number}"), [])
+        place = _RowPlace(node, whole // weight, _hash(salt, f"gives {number}"), [])
         if places:
             fullest = [(-len(other.held) * other.per_unit, other.tie, other) for other in places]
             heapify(fullest)

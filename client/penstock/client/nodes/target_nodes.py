@@ -25,7 +25,7 @@ from penstock.client.calls.node_address import Address
 from penstock.client.nodes.addresses import Origin, Resolve, origins
 from penstock.client.nodes.known_node import KnownNode, KnownNodes, NodeLeftOut
 from penstock.client.nodes.usable import (
-    Answer,
+    NodeAnswer,
     ReadFrom,
     common_to_most,
     is_hopeless,
@@ -101,15 +101,23 @@ def open_nodes(
     *,
     grouped: bool,
     resolve: Resolve = socket.getaddrinfo,
-) -> LoaderNodes:
+    says: bool = True,
+) -> OneNode | TargetNodes:
     """Return the nodes of a target; nothing is called yet.
+
+    Args:
+        address: The target, with the credentials that hold for all its nodes.
+        job: The job that they are to serve; empty = any.
+        grouped: They are to have one store.
+        resolve: What resolves names.
+        says: Log which nodes are read, and which are left out, whenever that changes.
 
     Raises:
         InvalidRequest, MissingExtra: See `origins`.
     """
     found = origins(address, job, grouped=grouped, resolve=resolve)
     if isinstance(found, list):
-        return TargetNodes(found, address.text, job, grouped=grouped)
+        return TargetNodes(found, address.text, job, grouped=grouped, says=says)
     return OneNode(found, address.text)
 
 
@@ -125,7 +133,7 @@ class OneNode:
         self.usable: Sequence[KnownNode] = ()
         self.left_out: Sequence[NodeLeftOut] = ()
         self.is_one = True
-        self._way = Way(target, transport)
+        self._way, self._store = Way(target, transport), ""
 
     def ways(self) -> Sequence[Way]:
         """Return it."""
@@ -134,13 +142,18 @@ class OneNode:
     def describe(self, control: Control) -> feed_pb2.DescribeReply:
         """Return what it says."""
         info = control.describe()
-        answers = {self._way.target: Answer(self._way.transport, info)}
+        self._store = info.store
+        answers = {self._way.target: NodeAnswer(self._way.transport, info)}
         self.usable, _ = settle(answers, ReadFrom(info.log_id, ""))
         return info
 
     def wait_usable(self, deadline_s: float) -> Sequence[KnownNode]:
         """Return it: reading waits for it by itself."""
         return self.usable
+
+    def store(self, node: KnownNode) -> str:
+        """Return the UUID of its store, as it has told; for people."""
+        return self._store
 
     def look_again(self) -> None:
         """Do nothing: it is where it was."""
@@ -150,7 +163,7 @@ class OneNode:
         self._way.transport.close()
 
 
-class _Node:
+class _AskedNode:
     """An address, on the thread of its target.
 
     Attributes:
@@ -165,15 +178,15 @@ class _Node:
         self.transport: Transport = GrpcTransport(address)
         self.backoff = Backoff(0.1, AWAY_S)
         self.due_at = 0.0
-        self.answer: Answer | None = None
+        self.answer: NodeAnswer | None = None
         self.failures = self.misses = 0
 
 
-class _Told(NamedTuple):
+class _ToldNode(NamedTuple):
     """A node's answer, from the thread that has asked it."""
 
     target: str
-    node: _Node
+    node: _AskedNode
     found: feed_pb2.DescribeReply | PenstockError
 
 
@@ -188,13 +201,22 @@ class TargetNodes:
         text: The target, for messages.
         job: The job that they are to serve.
         grouped: They are to have one store.
+        says: Log what changes.
 
     Attributes:
         usable: See `KnownNodes`.
         left_out: The same.
     """
 
-    def __init__(self, origins: Sequence[Origin], text: str, job: str, *, grouped: bool) -> None:
+    def __init__(
+        self,
+        origins: Sequence[Origin],
+        text: str,
+        job: str,
+        *,
+        grouped: bool,
+        says: bool = True,
+    ) -> None:
         self.usable: Sequence[KnownNode] = ()
         self.left_out: Sequence[NodeLeftOut] = ()
         self.is_one = False
@@ -204,18 +226,20 @@ class TargetNodes:
         self._thread: threading.Thread | None = None
         self._closed = False
         # Set by the thread; replaced as wholes.
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, NodeAnswer] = {}
         self._common: ReadFrom | None = None
         self._failure: PenstockError | None = None  # of the origins, while they tell nothing
         self._is_hopeless = threading.Event()  # whoever waits for a node waits in vain
+        self._has_asked_all = False
         self._changed = threading.Condition()
         # The thread's own.
-        self._nodes: dict[str, _Node] = {}
-        self._gone: list[_Node] = []
+        self._nodes: dict[str, _AskedNode] = {}
+        self._gone: list[_AskedNode] = []
         self._look_at = [0.0 for _ in self._origins]
         self._of_origin: list[dict[str, int]] = [{} for _ in self._origins]
         self._asking = 0
         self._first_at = math.inf
+        self._says, self._whose = says, f"job {job!r}: " if job else ""
         self._said: dict[str, str] = {}
         self._said_usable: tuple[str, ...] = ()
         self._said_look = [""] * len(self._origins)
@@ -229,11 +253,18 @@ class TargetNodes:
 
     def ways(self) -> Sequence[Way]:
         """See `LoaderNodes`."""
+        if not self.usable:
+            self.start()
+            self.look_again()
+            with self._changed:
+                self._changed.wait_for(self._is_decided, SLICE_S)
         found = [Way(node.target, node.transport) for node in self.usable if not node.draining]
         found = found or [Way(node.target, node.transport) for node in self.usable]
         if not found:
-            self.look_again()
-            raise self._none()
+            error = self._none()
+            if isinstance(error, Unreachable) or self._is_hopeless.is_set():
+                raise error
+            raise Unreachable(error.message, target=self._text)  # others have not answered yet
         return found
 
     def describe(self, control: Control) -> feed_pb2.DescribeReply:
@@ -242,8 +273,7 @@ class TargetNodes:
         def describe(patience: Patience) -> feed_pb2.DescribeReply:
             self.start()
             for node in self._wait_usable(control.deadline_s, patience):
-                found = self._answers[node.target].found
-                if isinstance(found, feed_pb2.DescribeReply):
+                if (found := self._described(node)) is not None:
                     return found
             raise self._none()
 
@@ -265,9 +295,25 @@ class TargetNodes:
         elif thread is not threading.current_thread():
             thread.join(JOIN_S)
 
-    def all_answers(self) -> dict[str, Answer]:
-        """Return what each address has answered last, for people."""
-        return self._answers
+    def wait_asked(self, deadline_s: float) -> None:
+        """Wait until every address has answered, or has not, at most for so long: for people."""
+
+        def wait(_: Patience) -> None:
+            self.start()
+            with self._changed:
+                self._changed.wait_for(lambda: self._has_asked_all, deadline_s)
+
+        in_background(wait)
+
+    def store(self, node: KnownNode) -> str:
+        """Return the UUID of a node's store, as it has told last; for people."""
+        found = self._described(node)
+        return "" if found is None else found.store
+
+    def _described(self, node: KnownNode) -> feed_pb2.DescribeReply | None:
+        answer = self._answers.get(node.target)
+        found = None if answer is None else answer.found
+        return None if isinstance(found, PenstockError) else found
 
     # --- whoever waits for a node, in the background ---
 
@@ -300,7 +346,7 @@ class TargetNodes:
             error = failure
         else:
             left = {
-                node.target: Answer(answers[node.target].transport, Unreachable(node.why))
+                node.target: NodeAnswer(answers[node.target].transport, Unreachable(node.why))
                 for node in self.left_out
                 if node.target in answers
                 and isinstance(answers[node.target].found, feed_pb2.DescribeReply)
@@ -324,7 +370,7 @@ class TargetNodes:
                     return
                 if event is _LOOK:
                     self._hurry()
-                elif isinstance(event, _Told):
+                elif isinstance(event, _ToldNode):
                     self._take(event)
                 self._publish()
         except Exception as error:  # the edge of the thread: whoever waits is told
@@ -380,16 +426,16 @@ class TargetNodes:
 
     def _add(self, target: str, origin: Origin) -> None:
         if target not in self._nodes:
-            self._nodes[target] = _Node(origin.credentials.at(target))
+            self._nodes[target] = _AskedNode(origin.credentials.at(target))
 
     def _note_look(self, number: int, why: str) -> None:
         """Log once why addresses are not told, where others are known."""
         if why != self._said_look[number]:
             self._said_look[number] = why
-            if why and self._of_origin[number]:
+            if why and self._says and self._of_origin[number]:
                 logger.warning(
-                    "job %r: %s; its nodes stay those that were known before",
-                    self._job,
+                    "%s%s; nodes stay those that were known before",
+                    self._whose,
                     plain_lines(why),
                 )
 
@@ -411,7 +457,7 @@ class TargetNodes:
                 ask = _asker(target, node, self._job, self._events.put)
                 threading.Thread(target=ask, name="penstock-ask", daemon=True).start()
 
-    def _take(self, told: _Told) -> None:
+    def _take(self, told: _ToldNode) -> None:
         self._asking -= 1
         _, node, found = told
         now = time.monotonic()
@@ -427,7 +473,7 @@ class TargetNodes:
             was_read = node.answer is not None and not isinstance(node.answer.found, PenstockError)
             if was_read and node.failures == 1 and found.status == "UNAVAILABLE":
                 return  # a busy node may be late once: its streams say whether it is there
-        node.answer = Answer(node.transport, found)
+        node.answer = NodeAnswer(node.transport, found)
 
     def _publish(self) -> None:
         answers = {
@@ -445,8 +491,11 @@ class TargetNodes:
                 if isinstance(answer.found, PenstockError)
             }
             self.left_out = settle(errors, None)[1]
-            if len(answers) == len(self._nodes) and is_hopeless(answers):
-                self._give_up()
+            if self._nodes and len(answers) == len(self._nodes):
+                self._has_asked_all = True
+                if is_hopeless(answers):
+                    self._is_hopeless.set()
+                self._notify()
             return
         used = {node.target for node in self.usable}
         usable, self.left_out = settle(answers, self._common, used)
@@ -454,9 +503,13 @@ class TargetNodes:
             self.usable = usable
             self._notify()
         self._say()
+        if len(answers) == len(self._nodes) and not self._has_asked_all:
+            self._has_asked_all = True
+            self._notify()
 
     def _give_up(self) -> None:
         self._is_hopeless.set()
+        self._has_asked_all = True
         self._notify()
 
     def _notify(self) -> None:
@@ -465,19 +518,21 @@ class TargetNodes:
 
     def _say(self) -> None:
         """Log what has changed."""
+        if not self._says:
+            return
         usable = tuple(node.target for node in self.usable)
         if usable != self._said_usable:
             self._said_usable = usable
             logger.info(
-                "job %r: %d nodes can be read: %s",
-                self._job,
+                "%s%d nodes can be read: %s",
+                self._whose,
                 len(usable),
                 plain_lines(", ".join(usable) or "none"),
             )
         left_out = sentences(self.left_out)
         for target, why in left_out.items():
             if self._said.get(target) != why:
-                logger.warning("job %r: %s is left out: %s", self._job, target, plain_lines(why))
+                logger.warning("%s%s is left out: %s", self._whose, target, plain_lines(why))
         self._said = left_out
 
     def _close_all(self) -> None:
@@ -487,7 +542,9 @@ class TargetNodes:
             node.transport.close()
 
 
-def _asker(target: str, node: _Node, job: str, tell: Callable[[_Told], None]) -> Callable[[], None]:
+def _asker(
+    target: str, node: _AskedNode, job: str, tell: Callable[[_ToldNode], None]
+) -> Callable[[], None]:
     def ask() -> None:
         request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job=job)
         found: feed_pb2.DescribeReply | PenstockError
@@ -499,6 +556,6 @@ def _asker(target: str, node: _Node, job: str, tell: Callable[[_Told], None]) ->
             found = error
         except ValueError as error:  # gRPC: its channel was closed meanwhile
             found = Unreachable(f"no answer from {target} ({error})", target=target)
-        tell(_Told(target, node, found))
+        tell(_ToldNode(target, node, found))
 
     return ask

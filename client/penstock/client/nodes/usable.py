@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.client.calls.control import by_target
 from penstock.client.nodes.known_node import KnownNode, NodeLeftOut
-from penstock.wire.errors import NoUsableNode, PenstockError, Unreachable
+from penstock.wire.errors import NoUsableNode, PenstockError, TlsFailed, Unreachable
 from penstock.wire.transports import Transport
 from penstock.wire.v1 import feed_pb2
 
@@ -25,7 +25,7 @@ class ReadFrom(NamedTuple):
     store: str
 
 
-class Answer(NamedTuple):
+class NodeAnswer(NamedTuple):
     """What a node has answered, at an address.
 
     Attributes:
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
     found: feed_pb2.DescribeReply | PenstockError
 
 
-def common_to_most(answers: Mapping[str, Answer], *, grouped: bool) -> ReadFrom | None:
+def common_to_most(answers: Mapping[str, NodeAnswer], *, grouped: bool) -> ReadFrom | None:
     """Return what most nodes have in common; of as many the lower; None = no node has answered.
 
     Args:
@@ -53,7 +53,7 @@ def common_to_most(answers: Mapping[str, Answer], *, grouped: bool) -> ReadFrom 
 
 
 def settle(
-    answers: Mapping[str, Answer], common: ReadFrom | None, used: Collection[str] = ()
+    answers: Mapping[str, NodeAnswer], common: ReadFrom | None, used: Collection[str] = ()
 ) -> tuple[tuple[KnownNode, ...], tuple[NodeLeftOut, ...]]:
     """Return the nodes that may be read, in the order of their ids, and those that may not.
 
@@ -113,7 +113,7 @@ def settle(
     return usable, tuple(NodeLeftOut(target, left_out[target]) for target in sorted(left_out))
 
 
-def none_is_left(text: str, answers: Mapping[str, Answer]) -> PenstockError:
+def none_is_left(text: str, answers: Mapping[str, NodeAnswer]) -> PenstockError:
     """Return the error for a target none of whose nodes can be read: it names each, with why."""
     errors = {
         target: answer.found
@@ -141,12 +141,15 @@ def none_is_left(text: str, answers: Mapping[str, Answer]) -> PenstockError:
     )
 
 
-def is_hopeless(answers: Mapping[str, Answer]) -> bool:
+def is_hopeless(answers: Mapping[str, NodeAnswer]) -> bool:
     """Tell whether every node has answered, and none of them with what passes."""
-    return bool(answers) and all(
-        isinstance(answer.found, PenstockError) and answer.found.status != "UNAVAILABLE"
-        for answer in answers.values()
-    )
+
+    def is_final(found: feed_pb2.DescribeReply | PenstockError) -> bool:
+        if isinstance(found, TlsFailed):
+            return bool(found.is_first)  # it has never worked: nobody is about to renew something
+        return isinstance(found, PenstockError) and found.status != "UNAVAILABLE"
+
+    return bool(answers) and all(is_final(answer.found) for answer in answers.values())
 
 
 def sentences(left_out: Sequence[NodeLeftOut]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from penstock.server.commands.progress import Progress, Say
 from penstock.server.commands.say import say
 from penstock.server.commands.set_option import set_option
 from penstock.server.commands.side_by_side import SideBySide, measure_together
-from penstock.server.commands.size_report import Found, notes_of, render
+from penstock.server.commands.size_report import Found, notes_of, notes_of_units, render
 from penstock.server.commands.sizing import (
     BUSY,
     Lanes,
@@ -88,6 +88,12 @@ class Finite(click.FloatRange):
     help="Memory of a node in GiB; default: that of this machine.",
     metavar="G",
 )
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 4096),
+    help="Nodes that there are to be; default: as many as are needed.",
+    metavar="N",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
 @set_option
 def size(
@@ -99,6 +105,7 @@ def size(
     seconds: float,
     cores_per_node: int | None,
     gib_per_node: float | None,
+    nodes: int | None,
     as_json: bool,
     assignments: tuple[str, ...],
 ) -> int:
@@ -124,7 +131,7 @@ def size(
     built = config.job(job)
     try:
         with Progress() as progress:
-            found = _find(config, built, needed, machine, seconds, progress.say)
+            found = _find(config, built, needed, machine, seconds, nodes, progress.say)
     finally:
         built.close()
     if as_json:
@@ -147,7 +154,13 @@ def _needed(ranks: int, tokens: float | None, samples: float | None) -> Needed:
 
 
 def _find(
-    config: Config, job: Job, needed: Needed, machine: Machine, seconds: float, tell: Say
+    config: Config,
+    job: Job,
+    needed: Needed,
+    machine: Machine,
+    seconds: float,
+    nodes: int | None,
+    tell: Say,
 ) -> Found:
     measured = measure_core(job, seconds, tell)
     metered = measured.metered
@@ -205,6 +218,7 @@ def _find(
         notes=[],
     )
     found.notes.extend(notes_of(found))
+    found.notes.extend(notes_of_units(has, nodes or size.nodes))
     return found
 
 

@@ -130,6 +130,10 @@ class Found:
         }
 
 
+UNEVEN = 1.1
+"""How much more than its part the busiest node may have before that is said."""
+
+
 def notes_of(found: Found) -> Iterator[str]:
     """Yield sentences about what may surprise."""
     measured, size, machine = found.measured, found.size, found.machine
@@ -158,14 +162,33 @@ def notes_of(found: Found) -> Iterator[str]:
             f"a node of {_gib(machine.memory_bytes)} is too small even with one worker: lower "
             f"ready_bytes ({_gib(found.ready_bytes)}), pools or windows"
         )
-    if size.nodes > 1:
-        yield (
-            "several nodes share the lanes of a run; where each run reads from a single node, the "
-            "most that this one feeds is "
-            f"{_rounded(found.needed.per_s / size.nodes)} {found.needed.unit}/s"
-        )
     if size.lanes != found.has:
         yield "lanes and reading groups are part of the log id: set them before a run begins"
+
+
+def notes_of_units(has: Lanes, nodes: int) -> Iterator[str]:
+    """Yield sentences about nodes that have no part of a run, or a smaller one than others.
+
+    Args:
+        has: The lanes of the job; those of a reading group are one node's.
+        nodes: How many nodes there are.
+    """
+    units, unit, key = has.lanes, "lane", "lanes"
+    if has.groups is not None:
+        units, unit, key = has.groups, "reading group", "reading_groups"
+    said = f"{units:,} {unit}{'' if units == 1 else 's'} for {nodes:,} nodes"
+    if nodes > units:
+        idle = nodes - units
+        yield (
+            f"{said}: {idle:,} of them get{'s' if idle == 1 else ''} nothing to do, since a {unit} "
+            f"is made by one node; give the job {key}: {nodes:,} or a multiple of it, or take "
+            f"{units:,} node{'' if units == 1 else 's'}"
+        )
+    elif nodes > 1 and -(-units // nodes) * nodes > UNEVEN * units:
+        yield (
+            f"{said}: some nodes get {-(-units // nodes):,} of them and others {units // nodes:,}, "
+            f"and the run is as fast as the former; a multiple of {nodes:,} {key} is dealt evenly"
+        )
 
 
 def notes_of_core(measured: Metered) -> Iterator[str]:
