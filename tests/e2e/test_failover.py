@@ -367,7 +367,7 @@ def test_a_node_that_serves_another_log_is_left_by_name(
 def schedule(cluster: Cluster, seed: int, faults: int) -> None:
     """Two ranks read while faults happen at random; each gets what one node gives."""
     rng = random.Random(seed)
-    stop, every = 60 * faults, 60 * faults // (faults + 1)
+    stop, every = 40 * faults, 40 * faults // (faults + 1)
     shares = [Share(6, rank, 2) for rank in range(2)]
     expected = [alone(cluster, "endless", share, stop) for share in shares]
     down: list[Callable[[], object]] = []

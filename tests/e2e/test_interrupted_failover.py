@@ -31,6 +31,8 @@ def test_nothing_is_lost_where_signals_meet_moves(how: str) -> None:
 
         def go_and_come() -> None:
             for link in itertools.cycle(links):
+                if over.wait(2.0):
+                    return
                 link.refuses = True
                 link.reset()
                 if over.wait(1.0):
@@ -57,6 +59,7 @@ def test_nothing_is_lost_where_signals_meet_moves(how: str) -> None:
         assert done.stdout, done.stderr
         found = json.loads(done.stdout.splitlines()[-1])
 
+    assert "is left" in done.stderr
     assert found["wrong"] is None, (found, done.stderr[-2000:])
     assert found["interrupts"] >= 600
     assert found["close_s"] < 8

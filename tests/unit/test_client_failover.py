@@ -33,9 +33,9 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what takes seconds take tenths of them, at nodes and at readers."""
     monkeypatch.setattr("penstock.server.rpc.read.WAITING_EVERY_S", 0.1)
     failover = "penstock.client.reading.failover"
-    monkeypatch.setattr(f"{failover}.SILENT_S", 1.5)
+    monkeypatch.setattr(f"{failover}.SILENT_S", 3.0)
     monkeypatch.setattr(f"{failover}.TICK_S", 0.05)
-    monkeypatch.setattr("penstock.client.reading.silence.DOUBTED_S", 0.7)
+    monkeypatch.setattr("penstock.client.reading.silence.DOUBTED_S", 2.0)
 
 
 @contextlib.contextmanager
@@ -106,7 +106,7 @@ def test_a_link_that_is_cut_is_left_and_a_node_that_owes_nothing_is_not(
         caplog.at_level(logging.WARNING, "penstock"),
     ):
         assert set(take(feed, range(40))) == {0, 1}
-        threading.Event().wait(2.5)  # more than a silence that would be one
+        threading.Event().wait(4.0)  # more than a silence that would be one
         assert left(caplog) == []
         links[1].cut()
         nodes = take(feed, range(40, 120))
@@ -132,7 +132,7 @@ def test_a_node_that_works_long_says_so_and_keeps_its_units(
             node.gate.held.add(30)
         take(feed, range(30))
         wait_until(lambda: any(30 in node.gate.waiting for node in nodes), "an item is at work")
-        threading.Event().wait(2.5)
+        threading.Event().wait(4.0)
         for node in nodes:
             node.gate.released.set()
         assert set(take(feed, range(30, 60))) == {0, 1}
