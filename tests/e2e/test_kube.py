@@ -246,7 +246,8 @@ def others() -> Iterator[tuple[str, dict[str, Any]]]:
     for key, other in charts.OTHER_OF_GROUP.items():
         jobs = {"jobs": None} if key in ("jobFile", "existingConfigMap") else {}
         volumes = {"volumes": charts.OTHER_OF_GROUP["volumes"]} if key == "volumeMounts" else {}
-        group = charts.demo(**jobs, **volumes, **{key: other})
+        count = {"replicas": None} if key == "autoscaling" else {}
+        group = charts.demo(**jobs, **volumes, **count, **{key: other})
         yield f"loaderGroups[].{key}", {**charts.EVERYTHING, **group}
 
 
