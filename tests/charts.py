@@ -163,7 +163,14 @@ OTHER_OF_GROUP: dict[str, Any] = {
     "volumes": [{"name": "a", "emptyDir": {}}],
     "volumeMounts": [{"name": "a", "mountPath": "/a"}],
     "autoscaling": {"kind": "hpa", "maxReplicas": 3},
-    "topologySpreadConstraints": [{"maxSkew": 2}],
+    "topologySpreadConstraints": [
+        {
+            "maxSkew": 2,
+            "topologyKey": "topology.kubernetes.io/zone",
+            "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": {"matchLabels": {"penstock/loader-group": "demo"}},
+        }
+    ],
     "nodeSelector": {"a": "b"},
     "tolerations": [{"key": "a"}],
     "affinity": {"nodeAffinity": {}},

@@ -208,6 +208,30 @@ FLEET = (
                 unit="percentunit",
                 note="Batches that were made before and again, of all that were made.",
             ),
+            Panel(
+                "Units that readers ask for",
+                (
+                    (
+                        f"sum by ({JOB}, instance) (penstock_units_asked{{{NODES}}})",
+                        f"{{{{{JOB}}}}} at {{{{instance}}}}",
+                    ),
+                    (f"max by ({JOB}) (penstock_units{{{NODES}}})", f"all of {{{{{JOB}}}}}"),
+                ),
+                share=1 / 2,
+            ),
+            Panel(
+                "Streams opened again",
+                (
+                    (
+                        "sum by (instance) "
+                        f"(increase(penstock_stream_restarts_total{{{NODES}}}[5m]))",
+                        "{{instance}}",
+                    ),
+                ),
+                share=1 / 2,
+                note="Within five minutes; a node that was left and is read again counts for "
+                "each rank.",
+            ),
         ),
         "Starts": (
             Panel(

@@ -159,7 +159,11 @@ def scraped() -> str:
     stream = {"group": "g", "rank": 0, "next": 4, "waiting_s": 1.5, "lag_batches": 2}
     stream |= {"stalled_s": 0.5}
     counted = ("ready_batches", "ready_bytes", "recomputed", "cache_hits", "wanted_nodes")
-    job = {"name": "code", "groups": [stream], **dict.fromkeys((*counted, "needed_workers"), 1)}
+    job = {
+        "name": "code",
+        "groups": [stream],
+        **dict.fromkeys((*counted, "needed_workers", "units", "units_asked"), 1),
+    }
     status = {
         "workers": [{"ready": True}],
         "lent_bytes": 5,

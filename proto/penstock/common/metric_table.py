@@ -54,7 +54,7 @@ METRICS: dict[str, Metric] = {
         (),
         "seconds",
         "When the node started, in seconds since 1970.",
-        ("fleet",),
+        ("fleet", "PenstockNodeFlaps"),
     ),
     "penstock_start_duration_seconds": Metric(
         "gauge",
@@ -76,7 +76,7 @@ METRICS: dict[str, Metric] = {
         (JOB,),
         "batches",
         "Batches made, those that were made again included.",
-        ("fleet", "run"),
+        ("fleet", "run", "PenstockRecomputes"),
     ),
     "penstock_produced_bytes_total": Metric(
         "counter",
@@ -190,6 +190,20 @@ METRICS: dict[str, Metric] = {
         "Workers of all nodes that a job needs, with head room, in the mean over the last five "
         "minutes: what `penstock_wanted_nodes` follows, before it is rounded and held.",
         ("fleet", "PenstockTooFewWorkers"),
+    ),
+    "penstock_units": Metric(
+        "gauge",
+        (JOB,),
+        "units",
+        "Units of a job that are dealt to nodes: reading groups, or lanes where there are none.",
+        ("fleet", "PenstockUnitUnread"),
+    ),
+    "penstock_units_asked": Metric(
+        "gauge",
+        (JOB,),
+        "units",
+        "Units of a job that readers ask this node for, as it was seen within the last 5 seconds.",
+        ("fleet", "PenstockUnitUnread"),
     ),
     "penstock_ready_bound_bytes": Metric(
         "gauge",
@@ -347,7 +361,7 @@ METRICS: dict[str, Metric] = {
         (),
         "workers",
         "Worker processes that are ready.",
-        ("fleet",),
+        ("fleet", "PenstockTooFewWorkers"),
     ),
     "penstock_worker_restarts_total": Metric(
         "counter",

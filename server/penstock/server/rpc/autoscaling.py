@@ -68,7 +68,13 @@ class AutoscalingSignal:
 
     def figures(self, job: str) -> dict[str, float]:
         """Return what a job wants, as `Feed.Status` shows it."""
-        return {"wanted_nodes": self._wanted[job], "needed_workers": self._needed[job]}
+        samples = self._samples[job]
+        return {
+            "wanted_nodes": self._wanted[job],
+            "needed_workers": self._needed[job],
+            "units": len(set(self._units[job])),
+            "units_asked": samples[-1].units if samples else 0,
+        }
 
 
 def _units(job: Job) -> list[int]:
