@@ -114,6 +114,21 @@ ENVIRONMENT = {
 }
 
 
+SEVERAL: tuple[dict[str, Any], ...] = (
+    {
+        "allOf": [{"required": ["replicas"]}],
+        "properties": {"replicas": {"minimum": 2}},
+    },
+    {"allOf": [{"required": ["autoscaling"]}]},
+)
+"""Groups that have, or may have, several nodes."""
+
+
+def _demand(when: dict[str, Any], then: str) -> dict[str, Any]:
+    """Refuse what `when` describes: errors of a JSON Schema have no text, names of keys are one."""
+    return {"if": when, "then": {"required": [then]}}
+
+
 class Value(NamedTuple):
     """A value of the chart.
 
@@ -157,13 +172,27 @@ VALUES = [
     Value("tls.clientCa", FLAG, "Whether clients need a certificate that its `ca.crt` signed."),
     Value("tls.minVersion", {"enum": ["", "1.2", "1.3"]}, "The oldest TLS that is spoken."),
     Value("tokens.secretName", SECRET, "A secret with the key `tokens`; needs TLS."),
+    Value(
+        "store.existingSecret",
+        SECRET,
+        "A secret with the address of a PostgreSQL; empty = SQLite on the volume of one node.",
+    ),
+    Value(
+        "store.secretKey",
+        {"type": "string", "pattern": "^[-._a-zA-Z0-9]+$", "maxLength": 253},
+        "The key of the address in it; `uri` in what CloudNativePG makes.",
+    ),
     Value("store.size", QUANTITY, "The size of each node's volume. It cannot be changed later."),
     Value(
         "store.storageClassName",
         {"type": ["string", "null"]},
         "The class of the volume; null = the cluster's default.",
     ),
-    Value("store.ephemeral", FLAG, "No volume: cursors are lost with the Pod."),
+    Value(
+        "store.ephemeral",
+        FLAG,
+        "No volume: hashes of data files, and cursors in SQLite, are lost with the Pod.",
+    ),
     Value(
         "loaderGroups",
         {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/group"}},
@@ -221,7 +250,7 @@ GROUP = [
     Value(
         "replicas",
         {"type": "integer", "minimum": 0},
-        "1, the default, or 0, which keeps the volume. More would need a store that they share.",
+        "How many nodes; 1 = the default, 0 keeps the volume. More need `store.existingSecret`.",
     ),
     Value(
         "workers",
@@ -261,6 +290,37 @@ GROUP = [
     Value("envFrom", OBJECTS, "The same from secrets."),
     Value("volumes", VOLUMES, "Volumes with data or code."),
     Value("volumeMounts", MOUNTS, "Where they are mounted."),
+    Value(
+        "autoscaling",
+        {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["kind", "maxReplicas"],
+            "properties": {
+                "kind": {"enum": ["hpa", "keda"]},
+                "minReplicas": {**COUNT, "minimum": 1},
+                "maxReplicas": {**COUNT, "minimum": 1},
+                "downSeconds": {**COUNT, "maximum": 3600},
+                "prometheus": {"type": "string", "pattern": '^https?://[^\\s"]+$'},
+            },
+            "allOf": [
+                _demand(
+                    {
+                        "properties": {"kind": {"const": "keda"}},
+                        "not": {"required": ["prometheus"]},
+                    },
+                    "prometheus: the address that KEDA asks",
+                )
+            ],
+        },
+        "In place of `replicas`: `kind` `hpa` or `keda`, `minReplicas` (1), `maxReplicas`, "
+        "`downSeconds` (1800) that fewer have to be wanted for, and `prometheus`, KEDA's address.",
+    ),
+    Value(
+        "topologySpreadConstraints",
+        OBJECTS,
+        "How its Pods are spread; default, of several: over machines, where there is room.",
+    ),
     Value("nodeSelector", SELECTED, "Where its Pods may run."),
     Value("tolerations", OBJECTS, "Taints that they stand."),
     Value("affinity", OPEN, "Where they would rather run."),
@@ -287,11 +347,6 @@ def _tree() -> dict[str, Any]:
         at["properties"][name] = _described(value)
     top["properties"]["global"] = OPEN  # what Helm gives to charts of charts
     return top
-
-
-def _demand(when: dict[str, Any], then: str) -> dict[str, Any]:
-    """Refuse what `when` describes: errors of a JSON Schema have no text, names of keys are one."""
-    return {"if": when, "then": {"required": [then]}}
 
 
 def _has(section: str, key: str) -> dict[str, Any]:
@@ -333,8 +388,15 @@ def _group() -> dict[str, Any]:
         "properties": {value.path: _described(value) for value in GROUP},
         "allOf": [
             _demand(
-                {"required": ["replicas"], "properties": {"replicas": {"minimum": 2}}},
-                "a store that replicas share: SQLite on a volume belongs to one node",
+                {"required": ["replicas", "autoscaling"]},
+                "replicas or autoscaling, not both",
+            ),
+            *(
+                _demand(
+                    {"required": ["existingClaim"], **several},
+                    "no existingClaim: a claim belongs to one node",
+                )
+                for several in SEVERAL
             ),
             _demand(none, "jobs, jobFile or existingConfigMap"),
             *others,
@@ -353,6 +415,10 @@ def values_schema() -> dict[str, Any]:
         "title": "values of penstock's chart",
         **tree,
         "allOf": [
+            {
+                "if": {"not": _has("store", "existingSecret")},
+                "then": {"properties": {"loaderGroups": {"items": _alone()}}},
+            },
             _demand(
                 {"properties": {"image": {"properties": {"tag": {"const": "latest"}}}}},
                 "image.tag other than latest: a node that restarts must come back as it was",
@@ -385,6 +451,12 @@ def values_schema() -> dict[str, Any]:
         ],
         "$defs": {**definitions, "server": _server(jobs), "group": _group()},
     }
+
+
+def _alone() -> dict[str, Any]:
+    """Return the schema of a group without a store that nodes share: it has one node."""
+    why = "store.existingSecret, the address of PostgreSQL: SQLite on a volume belongs to one node"
+    return {"allOf": [_demand(several, why) for several in SEVERAL]}
 
 
 def _used_by(name: str, definitions: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ CHART = ROOT / "helm" / "penstock"
 SCENARIOS = sorted((CHART / "ci").glob("*-values.yaml"))
 GOLDEN = ROOT / "tests" / "golden" / "chart"
 RELEASE, NAMESPACE = "rel", "ns"
+GROUP_LABEL = "penstock/loader-group"
 
 EVERYTHING: dict[str, Any] = {
     "tls": {"secretName": "penstock-tls", "clientCa": True},
@@ -34,14 +35,22 @@ EVERYTHING: dict[str, Any] = {
     "podMonitor": {"enabled": True},
     "prometheusRule": {"enabled": True, "runbookUrl": "https://wiki.example/alerts"},
     "dashboards": {"enabled": True},
+    "store": {"existingSecret": "db"},
 }
 """Values with which every template gives something."""
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The same as SafeLoader, and ten times as fast where libyaml is there."""
 
-CUSTOM = ("PodMonitor", "PrometheusRule")
-"""Kinds of the Prometheus operator."""
+CUSTOM = {
+    "PodMonitor": "monitoring.coreos.com/v1",
+    "PrometheusRule": "monitoring.coreos.com/v1",
+    "ScaledObject": "keda.sh/v1alpha1",
+}
+"""Kinds that others define: the Prometheus operator, and KEDA."""
+
+OPERATOR = ("PodMonitor", "PrometheusRule")
+"""Kinds of the Prometheus operator, which are made where it is."""
 
 Objects = list[dict[str, Any]]
 Policy = Callable[[Objects], Iterator[str]]
@@ -106,6 +115,8 @@ OTHER: dict[str, Any] = {
     "tls.clientCa": False,
     "tls.minVersion": "1.3",
     "tokens.secretName": "other-tokens",
+    "store.existingSecret": "other-db",
+    "store.secretKey": "dsn",
     "store.size": "7Gi",
     "store.storageClassName": "fast",
     "store.ephemeral": True,
@@ -151,6 +162,15 @@ OTHER_OF_GROUP: dict[str, Any] = {
     "envFrom": [{"secretRef": {"name": "a"}}],
     "volumes": [{"name": "a", "emptyDir": {}}],
     "volumeMounts": [{"name": "a", "mountPath": "/a"}],
+    "autoscaling": {"kind": "hpa", "maxReplicas": 3},
+    "topologySpreadConstraints": [
+        {
+            "maxSkew": 2,
+            "topologyKey": "topology.kubernetes.io/zone",
+            "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": {"matchLabels": {"penstock/loader-group": "demo"}},
+        }
+    ],
     "nodeSelector": {"a": "b"},
     "tolerations": [{"key": "a"}],
     "affinity": {"nodeAffinity": {}},
@@ -245,11 +265,14 @@ def selectors(found: Objects) -> Iterator[str]:
         ("Service", "selector"),
         ("NetworkPolicy", "podSelector"),
         ("PodMonitor", "selector"),
+        ("PodDisruptionBudget", "selector"),
     ):
         for one in of(found, kind):
+            group = one["metadata"]["labels"].get(GROUP_LABEL)
             for pod, labels in own.items():
-                if not matches(one["spec"][key], labels):
-                    yield f"{kind} {one['metadata']['name']} does not select {pod}"
+                wanted = group in (None, labels[GROUP_LABEL])
+                if matches(one["spec"][key], labels) != wanted:
+                    yield f"{kind} {one['metadata']['name']} is wrong about {pod}"
             if any(matches(one["spec"][key], labels) for labels in others):
                 yield f"{kind} {one['metadata']['name']} selects the Pod of a test"
     for one in of(found, "NetworkPolicy"):
@@ -302,7 +325,9 @@ def ports(found: Objects) -> Iterator[str]:
 
 def _addresses(found: Objects) -> Iterator[str]:
     """Yield tests that ask another address than that of a node."""
-    [service] = of(found, "Service")
+    [service] = [
+        one for one in of(found, "Service") if GROUP_LABEL not in one["metadata"]["labels"]
+    ]
     [port] = [one["port"] for one in service["spec"]["ports"] if one["name"] == "data"]
     domain = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc:{port}"
     known = {f"{one['metadata']['name']}-0.{domain}" for one in of(found, "StatefulSet")}
@@ -350,8 +375,11 @@ def volumes(found: Objects) -> Iterator[str]:
         for variable in ("PENSTOCK_HASH_CACHE", "HF_HOME"):
             if not variables[variable].startswith("/data/"):
                 yield f"{name}: {variable} is {variables[variable]}"
-        if variables["PENSTOCK_STORE"] != "sqlite:////data/penstock.db":
-            yield f"{name}: its store is not on its volume"
+        secrets = [one for one in container["env"] if one["name"] == "PENSTOCK_STORE"]
+        if variables.get("PENSTOCK_STORE") != "sqlite:////data/penstock.db" and [
+            set(one.get("valueFrom", {})) for one in secrets
+        ] != [{"secretKeyRef"}]:
+            yield f"{name}: its store is neither on its volume nor in a secret"
         if variables["HOME"] != "/tmp" or container["args"] != ["serve", "/jobs/penstock.yaml"]:
             yield f"{name} serves {container['args']}"
         for path in re.findall(r"/(?:tls|tokens)\b", json.dumps(variables)):
@@ -488,9 +516,73 @@ def watched(found: Objects) -> Iterator[str]:
         for name, metadata, _, _ in loaders(found):
             if {metadata["labels"].get(label)} != said:
                 yield f"{name}: the rules name the job {said}, the label {label} gives another"
-        [renamed] = one["spec"]["podMetricsEndpoints"][0]["relabelings"]
-        if renamed != {"sourceLabels": ["__meta_kubernetes_pod_name"], "targetLabel": "instance"}:
-            yield "a node's series are not called as its Pod is"
+        renamed = one["spec"]["podMetricsEndpoints"][0]["relabelings"]
+        if renamed != [
+            {"sourceLabels": ["__meta_kubernetes_pod_name"], "targetLabel": "instance"},
+            {
+                "sourceLabels": ["__meta_kubernetes_pod_controller_name"],
+                "targetLabel": "loader_group",
+            },
+        ]:
+            yield "a node's series are not called as its Pod and its StatefulSet are"
+
+
+def several(found: Objects) -> Iterator[str]:
+    """Nodes that share a job share a store, have one name, go one at a time, and are as wanted."""
+    scalers = {
+        one["spec"]["scaleTargetRef"]["name"]: one
+        for kind in ("HorizontalPodAutoscaler", "ScaledObject")
+        for one in of(found, kind)
+    }
+    budgets = {one["metadata"]["name"]: one for one in of(found, "PodDisruptionBudget")}
+    services = {one["metadata"]["name"]: one for one in of(found, "Service")}
+    sets = {one["metadata"]["name"]: one["spec"] for one in of(found, "StatefulSet")}
+    for name, spec in sets.items():
+        pod = spec["template"]["spec"]
+        names = [one["name"] for one in pod["containers"][0]["env"] if "valueFrom" in one]
+        if "POD_NAME" not in names:
+            yield f"{name}: a node does not know what its Pod is called"
+        if ("replicas" in spec) == (name in scalers):
+            yield f"{name}: its number is decided by two, or by nobody"
+        if spec.get("replicas", 2) < 2:
+            continue
+        if "PENSTOCK_STORE" not in names:
+            yield f"{name}: its nodes share no store"
+        if budgets.get(name, {}).get("spec", {}).get("maxUnavailable") != 1:
+            yield f"{name}: several of its nodes may be taken at once"
+        if services.get(name, {}).get("spec", {}).get("clusterIP") != "None":
+            yield f"{name}: no name leads to all of its nodes"
+        if not all(
+            matches(one["labelSelector"], spec["template"]["metadata"]["labels"])
+            for one in pod["topologySpreadConstraints"]
+        ):
+            yield f"{name}: something else is spread"
+    for name, one in scalers.items():
+        spec = one["spec"]
+        target = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name}
+        if name not in sets or spec["scaleTargetRef"] != target:
+            yield f"{one['kind']} {one['metadata']['name']} scales {spec['scaleTargetRef']}"
+        if one["kind"] == "ScaledObject":
+            [trigger] = spec["triggers"]
+            least, most = spec["minReplicaCount"], spec["maxReplicaCount"]
+            behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+            wanted = f'penstock_wanted_nodes{{namespace="{NAMESPACE}", loader_group="{name}"}}'
+            asked, each = trigger["metadata"]["query"], trigger["metadata"]["threshold"]
+            wanted = f"sum(max by (penstock_job) ({wanted}))"
+        else:
+            [metric] = [each["external"] for each in spec["metrics"]]
+            least, most = spec["minReplicas"], spec["maxReplicas"]
+            behavior = spec["behavior"]
+            selector = {"matchLabels": {"loader_group": name}}
+            wanted = {"name": "penstock_wanted_nodes", "selector": selector}
+            asked, each = metric["metric"], metric["target"]["averageValue"]
+        if asked != wanted or each != "1":
+            yield f"{name}: it is scaled by {asked}, {each} to a node"
+        if not 1 <= least <= most:
+            yield f"{name}: from {least} to {most} nodes"
+        down = behavior["scaleDown"]
+        if down["stabilizationWindowSeconds"] < 300 or down["policies"][0]["value"] != 1:
+            yield f"{name}: its nodes go as soon as fewer are wanted"
 
 
 POLICIES: tuple[Policy, ...] = (
@@ -504,6 +596,7 @@ POLICIES: tuple[Policy, ...] = (
     names,
     settings,
     watched,
+    several,
 )
 
 
@@ -520,7 +613,7 @@ def faults(found: Objects) -> list[str]:
 
 
 def custom_schema(kind: str) -> dict[str, Any]:
-    """Return the schema of what is used of a kind of the Prometheus operator."""
+    """Return the schema of what is used of a kind that others define."""
     text, labels = (
         {"type": "string"},
         {"type": "object", "additionalProperties": {"type": "string"}},
@@ -557,15 +650,47 @@ def custom_schema(kind: str) -> dict[str, Any]:
         "PrometheusRule": strict(
             ["groups"], groups=many(strict(["name", "rules"], name=text, rules=many(rule)))
         ),
+        "ScaledObject": _scaled(strict, many),
     }
     metadata = strict(["name", "namespace"], name=text, namespace=text, labels=labels)
-    version = {"const": "monitoring.coreos.com/v1"}
+    version = {"const": CUSTOM[kind]}
     return strict(
         ["apiVersion", "kind", "metadata", "spec"],
         apiVersion=version,
         kind={"const": kind},
         metadata=metadata,
         spec=specs[kind],
+    )
+
+
+def _scaled(strict: Callable[..., dict[str, Any]], many: Callable[..., Any]) -> dict[str, Any]:
+    """Return the schema of the spec of a ScaledObject, as KEDA 2 has it."""
+    text, count = {"type": "string"}, {"type": "integer", "minimum": 0}
+    policy = strict(["type", "value", "periodSeconds"], type=text, value=count, periodSeconds=count)
+    way = strict(["policies"], stabilizationWindowSeconds=count, policies=many(policy))
+    behavior = strict([], scaleUp=way, scaleDown=way)
+    trigger = strict(
+        ["type", "metadata"],
+        type={**text, "const": "prometheus"},
+        metricType={**text, "enum": ["AverageValue", "Value"]},
+        metadata=strict(
+            ["serverAddress", "query", "threshold"],
+            serverAddress=text,
+            query=text,
+            threshold=text,
+            ignoreNullValues=text,
+        ),
+    )
+    target = strict(["name"], apiVersion=text, kind=text, name=text)
+    configured = strict(["behavior"], behavior=behavior)
+    return strict(
+        ["scaleTargetRef", "triggers"],
+        scaleTargetRef=target,
+        minReplicaCount=count,
+        maxReplicaCount=count,
+        pollingInterval=count,
+        advanced=strict([], horizontalPodAutoscalerConfig=configured),
+        triggers=many(trigger),
     )
 
 

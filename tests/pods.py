@@ -49,6 +49,8 @@ class Image:
     def __init__(self, root: Path | None = None) -> None:
         self.mounts = _checkout() if root is None else _unpacked(root)
         self.entry, self.variables = ["penstockd"], {"PATH": f"{BIN}:/usr/bin:/bin"}
+        if root is None and (more := os.environ.get("PYTHONPATH")):
+            self.variables["PYTHONPATH"] = more  # it is part of this Python
         if root is not None:
             config = json.loads(root.with_suffix(".json").read_text())["OCIv1"]["config"]
             self.entry = config["Entrypoint"]
@@ -123,12 +125,22 @@ class Cluster:
 
     def name(self, address: str, *names: str) -> None:
         """Let names lead to an address; it replaces all that were given before."""
-        self.hosts.write_text(f"127.0.0.1 localhost\n{address} {' '.join(names)}\n")
+        self.names({address: names})
+
+    def names(self, named: Mapping[str, Sequence[str]]) -> None:
+        """Let names lead to addresses, one name to several too; these replace all given before."""
+        lines = [f"{address} {' '.join(names)}\n" for address, names in named.items()]
+        self.hosts.write_text("".join(["127.0.0.1 localhost\n", *lines]))
 
     def sandbox(
-        self, spec: dict[str, Any], claims: Sequence[str], command: Sequence[str], address: str
+        self,
+        spec: dict[str, Any],
+        claims: Sequence[str],
+        command: Sequence[str],
+        address: str,
+        pod: str = "",
     ) -> list[str]:
-        """Return the command line that runs the only container of a Pod."""
+        """Return the command line that runs the only container of a Pod, by the name of the Pod."""
         [container] = spec["containers"]
         volumes = {one["name"]: one for one in spec["volumes"]}
         user, group = (spec["securityContext"][key] for key in ("runAsUser", "runAsGroup"))
@@ -138,9 +150,12 @@ class Cluster:
         for variable, value in {**self.image.variables, **environment(container)}.items():
             value = value.replace("0.0.0.0:", f"{address}:")  # the Pod's own address
             line += ["--setenv", variable, value]
+        for one in container.get("env", []):
+            if "valueFrom" in one:
+                line += ["--setenv", one["name"], self._value(one["valueFrom"], pod)]
         line += [*self.image.mounts, "--proc", "/proc", "--dev", "/dev"]
         for mount in container["volumeMounts"]:
-            line += self._mount(mount, volumes.get(mount["name"]), claims)
+            line += self._mount(mount, volumes.get(mount["name"]), claims, pod)
         over = {Path(mount["mountPath"]) for mount in container["volumeMounts"]}
         options = iter(self.image.mounts)
         for option, source, at in zip(options, options, options, strict=True):
@@ -151,8 +166,20 @@ class Cluster:
             line += ["--remount-ro", "/"]
         return [*line, "--", *command]
 
+    def _value(self, source: dict[str, Any], pod: str) -> str:
+        """Return what a variable has from elsewhere."""
+        if "fieldRef" in source:
+            assert source["fieldRef"] == {"fieldPath": "metadata.name"}
+            return pod
+        place = source["secretKeyRef"]
+        return (self.folder / "secret" / place["name"] / place["key"]).read_text()
+
     def _mount(
-        self, mount: dict[str, Any], volume: dict[str, Any] | None, claims: Sequence[str]
+        self,
+        mount: dict[str, Any],
+        volume: dict[str, Any] | None,
+        claims: Sequence[str],
+        pod: str,
     ) -> list[str]:
         at = mount["mountPath"]
         if volume is not None and volume.get("emptyDir", {}).get("medium") == "Memory":
@@ -161,7 +188,7 @@ class Cluster:
             return ["--perms", "1777", "--tmpfs", at]
         if volume is None:
             assert mount["name"] in claims
-            folder = self.folder / "claims" / mount["name"]
+            folder = self.folder / "claims" / f"{mount['name']}-{pod}"
             folder.mkdir(parents=True, exist_ok=True)
             return ["--bind", str(folder), at]
         if "hostPath" in volume:
@@ -177,16 +204,20 @@ class Cluster:
 
 
 class Node:
-    """The first Pod of a StatefulSet, with a kubelet that follows its probes.
+    """A Pod of a StatefulSet, with a kubelet that follows its probes.
 
     Args:
         cluster: Where it runs.
         stateful_set: The rendered object.
         address: The address of the Pod.
+        ordinal: Which of its Pods it is.
     """
 
-    def __init__(self, cluster: Cluster, stateful_set: dict[str, Any], address: str) -> None:
+    def __init__(
+        self, cluster: Cluster, stateful_set: dict[str, Any], address: str, ordinal: int = 0
+    ) -> None:
         self.address = address
+        self.name = f"{stateful_set['metadata']['name']}-{ordinal}"
         self._spec = stateful_set["spec"]["template"]["spec"]
         [self._container] = self._spec["containers"]
         claims = stateful_set["spec"].get("volumeClaimTemplates", [])
@@ -195,6 +226,7 @@ class Node:
             [one["metadata"]["name"] for one in claims],
             [*cluster.image.entry, *self._container["args"]],
             address,
+            self.name,
         )
         self.log: list[str] = []
         self._begun = 0.0
@@ -317,9 +349,9 @@ class World:
         self.jobs = folder / "configMap" / f"{name}-jobs" / "penstock.yaml"
         self._nodes: list[Node] = []
 
-    def node(self, address: str) -> Node:
-        """Start the Pod of the set at an address, and let its name lead there when it is ready."""
-        node = Node(self.cluster, self.stateful_set, address).start()
+    def node(self, address: str, ordinal: int = 0) -> Node:
+        """Start a Pod of the set at an address; `publish` lets its name lead there."""
+        node = Node(self.cluster, self.stateful_set, address, ordinal).start()
         self._nodes.append(node)
         return node
 
@@ -329,6 +361,14 @@ class World:
             self.cluster.name("127.0.0.1", "localhost")
         else:
             self.cluster.name(node.address, self.target.rpartition(":")[0])
+
+    def publish_all(self, nodes: Sequence[Node]) -> None:
+        """Give the ready Pods the name of their group, and each its own."""
+        service = self.stateful_set["metadata"]["name"]
+        one, _, domain = self.target.rpartition(":")[0].partition(".")
+        assert one == f"{service}-0"
+        shared = f"{service}.{domain.partition('.')[2]}"
+        self.cluster.names({node.address: [shared, f"{node.name}.{domain}"] for node in nodes})
 
     def close(self) -> None:
         """End what runs."""

@@ -177,6 +177,62 @@ FLEET = (
                 share=1 / 2,
             ),
         ),
+        "How many nodes": (
+            Panel(
+                "Wanted, against those that serve",
+                (
+                    (f"max by ({JOB}) (penstock_wanted_nodes{{{NODES}}})", f"{{{{{JOB}}}}}"),
+                    (f'sum(up{{job="penstock", {NODES}}})', "that answer"),
+                ),
+                share=1 / 3,
+                note="Nodes that each job wants, as the node reckons it that sees most.",
+            ),
+            Panel(
+                "Workers needed",
+                (
+                    (f"max by ({JOB}) (penstock_needed_workers{{{NODES}}})", f"{{{{{JOB}}}}}"),
+                    (f"sum(penstock_workers_ready{{{NODES}}})", "that are ready"),
+                ),
+                share=1 / 3,
+            ),
+            Panel(
+                "Made again",
+                (
+                    (
+                        f"{rate('penstock_recomputed_batches_total', NODES, 'instance')} / "
+                        f"({rate('penstock_batches_produced_total', NODES, 'instance')} > 0)",
+                        "{{instance}}",
+                    ),
+                ),
+                share=1 / 3,
+                unit="percentunit",
+                note="Batches that were made before and again, of all that were made.",
+            ),
+            Panel(
+                "Units that readers ask for",
+                (
+                    (
+                        f"sum by ({JOB}, instance) (penstock_units_asked{{{NODES}}})",
+                        f"{{{{{JOB}}}}} at {{{{instance}}}}",
+                    ),
+                    (f"max by ({JOB}) (penstock_units{{{NODES}}})", f"all of {{{{{JOB}}}}}"),
+                ),
+                share=1 / 2,
+            ),
+            Panel(
+                "Streams opened again",
+                (
+                    (
+                        "sum by (instance) "
+                        f"(increase(penstock_stream_restarts_total{{{NODES}}}[5m]))",
+                        "{{instance}}",
+                    ),
+                ),
+                share=1 / 2,
+                note="Within five minutes; a node that was left and is read again counts for "
+                "each rank.",
+            ),
+        ),
         "Starts": (
             Panel(
                 "Up for",

@@ -22,10 +22,11 @@ HEAD = "# Written by deploy/image/lock.py.\n"
 
 
 def needs() -> list[str]:
-    """Return what penstock and its extras `server` and `tokenizers` need."""
+    """Return what penstock and its extras `server`, `tokenizers` and `postgres` need."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    return [*project["dependencies"], *extras["server"], *extras["tokenizers"]]
+    needed = (extras[name] for name in ("server", "tokenizers", "postgres"))
+    return [*project["dependencies"], *(each for extra in needed for each in extra)]
 
 
 def resolved(wanted: list[str], pinned: dict[str, str]) -> dict[str, tuple[str, str]]:

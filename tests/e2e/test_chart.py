@@ -100,11 +100,13 @@ def test_every_value_changes_what_is_rendered(with_a_board: Path) -> None:
 
 
 def test_every_key_of_a_group_changes_what_is_rendered() -> None:
-    before = charts.rendered({})
+    shared = {"store": {"existingSecret": "db"}}
+    before = charts.rendered(shared)
     unused = []
     for key, other in charts.OTHER_OF_GROUP.items():
         jobs = {"jobs": None} if key in ("jobFile", "existingConfigMap") else {}
-        if charts.rendered(charts.demo(**jobs, **{key: other})) == before:
+        count = {"replicas": None} if key == "autoscaling" else {}
+        if charts.rendered({**charts.demo(**jobs, **count, **{key: other}), **shared}) == before:
             unused.append(key)
 
     assert set(charts.OTHER_OF_GROUP) == {value.path for value in GENERATOR.GROUP}
@@ -210,11 +212,11 @@ class TestHelm3:
 
         plain = {one["kind"] for one in self.template()}
         one = {one["kind"] for one in self.template("--api-versions", f"{api}/PodMonitor")}
-        both = self.template(*(f"--api-versions={api}/{kind}" for kind in charts.CUSTOM))
+        both = self.template(*(f"--api-versions={api}/{kind}" for kind in charts.OPERATOR))
 
-        assert not plain & set(charts.CUSTOM)
+        assert not plain & set(charts.OPERATOR)
         assert one - plain == {"PodMonitor"}
-        assert {one["kind"] for one in both} - plain == set(charts.CUSTOM)
+        assert {one["kind"] for one in both} - plain == set(charts.OPERATOR)
 
     def test_it_is_refused_where_kubernetes_is_too_old(self) -> None:
         """By the version that Chart.yaml asks for."""
@@ -309,6 +311,7 @@ def test_ready_bytes_are_read_as_a_job_file_reads_them(ready: Any, count: int) -
 
 # --- bad input ---
 
+SHARED: dict[str, Any] = {"store": {"existingSecret": "db"}}
 TWICE = charts.demo()["loaderGroups"] * 2
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a misspelt key": ({"loaderGroup": []}, "additional properties 'loaderGroup' not allowed"),
@@ -355,8 +358,46 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "SQLite with two replicas": (
         charts.demo(replicas=2),
-        "'/loaderGroups/0': missing property 'a store that replicas share: SQLite on a volume "
-        "belongs to one node'",
+        "'/loaderGroups/0': missing property 'store.existingSecret, the address of PostgreSQL: "
+        "SQLite on a volume belongs to one node'",
+    ),
+    "SQLite where nodes come and go": (
+        charts.demo(replicas=None, autoscaling={"kind": "hpa", "maxReplicas": 3}),
+        "'store.existingSecret, the address of PostgreSQL: SQLite on a volume belongs to one node'",
+    ),
+    "two that decide how many nodes there are": (
+        {**charts.demo(autoscaling={"kind": "hpa", "maxReplicas": 3}), **SHARED},
+        "'/loaderGroups/0': missing property 'replicas or autoscaling, not both'",
+    ),
+    "KEDA without a Prometheus": (
+        {**charts.demo(replicas=None, autoscaling={"kind": "keda", "maxReplicas": 3}), **SHARED},
+        "'/loaderGroups/0/autoscaling': missing property 'prometheus: the address that KEDA asks'",
+    ),
+    "no node at all when nobody reads": (
+        {
+            **charts.demo(
+                replicas=None, autoscaling={"kind": "hpa", "minReplicas": 0, "maxReplicas": 3}
+            ),
+            **SHARED,
+        },
+        "'/loaderGroups/0/autoscaling/minReplicas': minimum: got 0, want 1",
+    ),
+    "fewer nodes at most than at least": (
+        {
+            **charts.demo(
+                replicas=None, autoscaling={"kind": "hpa", "minReplicas": 4, "maxReplicas": 3}
+            ),
+            **SHARED,
+        },
+        "loaderGroups[0] (demo): autoscaling.minReplicas is 4 and autoscaling.maxReplicas 3",
+    ),
+    "a claim for several nodes": (
+        {**charts.demo(replicas=2, existingClaim="mine"), **SHARED},
+        "'/loaderGroups/0': missing property 'no existingClaim: a claim belongs to one node'",
+    ),
+    "a password as a value": (
+        {"store": {"existingSecret": "postgresql://me:secret@db/penstock"}},
+        "'/store/existingSecret'",
     ),
     "ready_bytes above the memory limit": (
         {"server": {"ready_bytes": "4 GiB"}},
@@ -522,7 +563,10 @@ def test_a_variable_is_given_once() -> None:
 
 # --- the policies see ---
 
+SEVERAL = charts.scenario(charts.CHART / "ci" / "several-values.yaml")
+
 SELECTING = ("selector", "matchLabels", "labels", "ports", "serviceName", "jobLabel", "relabelings")
+SELECTING += ("scaleTargetRef", "query", "metric", "threshold")
 SELECTING += ("volumeMounts", "volumes", "port", "podMetricsEndpoints", "args")
 FREE = (
     # What users give, and what nothing here refers to.
@@ -531,6 +575,7 @@ FREE = (
     ("spec", "ingress", 0, "from", 1),
     ("spec", "ingress", 1, "from"),
     ("spec", "egress", 1),
+    ("spec", "egress", 2),
     ("secretName",),
     ("sizeLimit",),
     ("interval",),
@@ -580,9 +625,10 @@ def altered(found: charts.Objects, path: tuple[Any, ...]) -> charts.Objects:
     return changed
 
 
-def test_each_selector_and_port_that_is_wrong_by_a_letter_is_seen() -> None:
+@pytest.mark.parametrize("values", [charts.EVERYTHING, SEVERAL], ids=["everything", "several"])
+def test_each_selector_and_port_that_is_wrong_by_a_letter_is_seen(values: dict[str, Any]) -> None:
     """Every one of the render with everything in it, one after the other."""
-    found = charts.objects(charts.EVERYTHING)
+    found = charts.objects(values)
     assert charts.faults(found) == []
     wiring = [path for path in places(found) if is_wiring(path)]
 
@@ -648,6 +694,56 @@ def test_a_template_that_is_wrong_by_a_letter_is_seen(number: int, tmp_path: Pat
     template.write_text(text.replace(right, wrong))
 
     assert charts.faults(charts.objects(charts.EVERYTHING, chart))
+
+
+SEVERAL_MUTATIONS = [
+    ("several.yaml", "maxUnavailable: 1", "maxUnavailable: 2"),
+    ("several.yaml", "clusterIP: None\n", "type: ClusterIP\n"),
+    ("several.yaml", "max by (penstock_job)", "sum by (penstock_job)"),
+    ("several.yaml", 'averageValue: "1"', 'averageValue: "2"'),
+    ("several.yaml", "kind: StatefulSet", "kind: Deployment"),
+    ("statefulset.yaml", "{{- if not $group.autoscaling }}", "{{- if true }}"),
+    ("_names.tpl", "policies: [{type: Pods, value: 1,", "policies: [{type: Pods, value: 9,"),
+    ("_pod.tpl", "- name: PENSTOCK_STORE", "- name: PENSTOCK_SHOP"),
+    ("_pod.tpl", "{secretKeyRef:", "{configMapKeyRef:"),
+    ("_pod.tpl", "- name: POD_NAME", "- name: POD_NAMES"),
+    ("monitoring.yaml", "targetLabel: loader_group", "targetLabel: loader"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(SEVERAL_MUTATIONS)))
+def test_a_template_of_several_nodes_that_is_wrong_is_seen(number: int, tmp_path: Path) -> None:
+    name, right, wrong = SEVERAL_MUTATIONS[number]
+    chart = tmp_path / "penstock"
+    shutil.copytree(charts.CHART, chart)
+    template = chart / "templates" / name
+    text = template.read_text()
+    assert right in text
+    template.write_text(text.replace(right, wrong))
+
+    assert charts.faults(charts.objects(SEVERAL, chart))
+
+
+def test_no_password_is_anywhere_but_in_the_secret() -> None:
+    """The chart never reads it: no object has more of it than its name and its key."""
+    for one in charts.objects(SEVERAL):
+        text = json.dumps(one)
+        assert "postgresql://" not in text
+        assert ("loaders-app" in text) == (one["kind"] == "StatefulSet"), one["kind"]
+
+
+def test_a_readers_way_to_several_nodes_is_a_name_that_leads_to_all() -> None:
+    notes = charts.rendered(SEVERAL)["NOTES.txt"]
+
+    assert 'Loader("dns:///rel-penstock-text.ns.svc:50051", "text", group="RUN")' in notes
+
+
+def test_port_5432_is_open_where_a_store_is_and_nothing_else_is_said() -> None:
+    [policy] = charts.of(charts.objects(SHARED), "NetworkPolicy")
+    [alone] = charts.of(charts.objects({}), "NetworkPolicy")
+
+    assert policy["spec"]["egress"][-1] == {"ports": [{"protocol": "TCP", "port": 5432}]}
+    assert "5432" not in json.dumps(alone)
 
 
 @pytest.mark.parametrize("url", ["", "https://wiki.example/alerts?version=$1"])

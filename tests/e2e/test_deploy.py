@@ -196,33 +196,103 @@ def test_the_systemd_unit_starts_a_node_with_options_that_exist() -> None:
     assert Path(program).name == "penstockd"
     assert arguments[0] == "serve"
     options = [argument for argument in arguments if argument.startswith("--")]
-    assert len(options) == 4
+    assert len(options) == 3
     assert [option for option in options if option not in help_text] == []
 
 
-def test_compose_starts_a_node_with_settings_that_exist() -> None:
-    """As the chart does: closed, with time to drain, and scraped under its name."""
+def test_the_store_of_several_hosts_comes_from_a_file_and_not_by_arguments() -> None:
+    """As systemd reads it: what the file gives wins over what the unit gives."""
+    folder = DEPLOY / "systemd"
+    unit = (folder / "penstockd.service").read_text()
+    lines = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("Environment")]
+    own = dict(one.split("=", 1) for line in lines[:-1] for one in line.split())
+    given = dict(
+        line.split("=", 1)
+        for line in (folder / "store.env").read_text().splitlines()
+        if not line.startswith("#")
+    )
+
+    alone, shared = (
+        override(ServerSettings(), None, {k: v for k, v in found.items() if k[:4] == "PENS"})
+        for found in (own, {**own, **given})
+    )
+
+    assert lines[-1] == "-/etc/penstock/store.env"
+    assert alone.store == "sqlite:////var/lib/penstock/penstock.db"
+    assert urllib.parse.urlsplit(shared.store).scheme == "postgresql"
+    assert urllib.parse.urlsplit(shared.store).password is None
+    assert set(given) == {"PENSTOCK_STORE", "PGPASSWORD"}
+
+
+def test_the_list_of_hosts_is_one_that_a_loader_reads(tmp_path: Path) -> None:
+    """The file as it is, with nodes of this machine in place of the examples: all are read."""
+    text = (DEPLOY / "systemd" / "nodes").read_text()
+    hosts = [line for line in text.splitlines() if not line.startswith("#")]
+    file = write_job_file(tmp_path / "jobs.yaml", {"code": JOB})
+    with serving(file) as node:
+        (tmp_path / "nodes").write_text(text.replace("\n".join(hosts), node.address))
+        with Loader(f"file:{tmp_path}/nodes", "code", rank=0, world_size=1, as_numpy=True) as reads:
+            first = next(iter(reads))
+
+    assert len(hosts) == 3
+    assert first["n"].shape == (2,)
+
+
+def test_compose_starts_two_nodes_over_one_store_with_settings_that_exist() -> None:
+    """As the chart does: closed, with time to drain, and scraped under their names."""
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    node = compose["services"]["node"]
-    settings = override(ServerSettings(), None, node["environment"])
+    nodes = {name: one for name, one in compose["services"].items() if name.startswith("node-")}
     scrape, own = (
         yaml.safe_load((DEPLOY / "prometheus" / name).read_text())
         for name in ("scrape.yaml", "compose.yaml")
     )
     [job] = own["scrape_configs"]
+    database = compose["services"]["postgres"]
 
-    assert settings.listen == "0.0.0.0:50051"
-    assert int(node["stop_grace_period"].removesuffix("s")) > settings.drain_seconds + 1
-    assert (node["read_only"], node["cap_drop"]) == (True, ["ALL"])
-    assert job["static_configs"] == [{"targets": ["node:9090"]}]
+    assert len(nodes) == 2
+    assert [node["hostname"] for node in nodes.values()] == list(nodes)
+    for node in nodes.values():
+        given = {k: v for k, v in node["environment"].items() if k.startswith("PENSTOCK_")}
+        settings = override(ServerSettings(), None, given)
+        store = urllib.parse.urlsplit(settings.store)
+        assert settings.listen == "0.0.0.0:50051"
+        assert int(node["stop_grace_period"].removesuffix("s")) > settings.drain_seconds + 1
+        assert (node["read_only"], node["cap_drop"]) == (True, ["ALL"])
+        assert (store.scheme, store.hostname, store.password) == ("postgresql", "postgres", None)
+        assert store.username == database["environment"]["POSTGRES_USER"]
+        assert store.path == f"/{database['environment']['POSTGRES_DB']}"
+        assert node["environment"]["PGPASSWORD"] == database["environment"]["POSTGRES_PASSWORD"]
+        assert node["depends_on"] == {"postgres": {"condition": "service_healthy"}}
+    ports = [port for node in nodes.values() for port in node["ports"]]
+    assert len(set(ports)) == 2
+    assert job["static_configs"] == [{"targets": [f"{name}:9090" for name in nodes]}]
     assert {**own, "scrape_configs": 0} == {**scrape, "scrape_configs": 0}
+    known = set(compose["volumes"])
     for service in compose["services"].values():
-        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
         assert not service["image"].endswith(":latest")
         for volume in service["volumes"]:
             source = volume.partition(":")[0]
             if source.startswith("./") and source != "./grafana":
                 assert (DEPLOY / source).exists(), source
+            elif re.fullmatch(r"[a-z-]+", source):
+                known.discard(source)
+    assert known == set()
+
+
+def test_the_database_of_the_example_is_the_one_that_the_chart_takes() -> None:
+    """The secret that CloudNativePG makes is called after the cluster, its key is `uri`."""
+    found = yaml.safe_load((DEPLOY / "kubernetes" / "cloudnative-pg.yaml").read_text())
+    values = yaml.safe_load((DEPLOY.parent / "helm" / "penstock" / "values.yaml").read_text())
+    several = DEPLOY.parent / "helm" / "penstock" / "ci" / "several-values.yaml"
+    store = yaml.safe_load(several.read_text())["store"]
+
+    assert (found["kind"], found["spec"]["instances"]) == ("Cluster", 3)
+    assert f"{found['metadata']['name']}-app" == store["existingSecret"]
+    assert values["store"]["secretKey"] == "uri"
+    # A node refuses a store that may forget an answered commit.
+    assert found["spec"]["postgresql"]["synchronous"]["number"] >= 1
+    assert "synchronous_commit" not in found["spec"]["postgresql"]["parameters"]
 
 
 def test_the_slurm_script_ends_the_node_when_the_training_has_ended(tmp_path: Path) -> None:

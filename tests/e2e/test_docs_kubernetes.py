@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import shlex
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -76,6 +78,50 @@ def test_what_the_page_installs_is_what_its_other_commands_name(tmp_path: Path) 
     assert claim["metadata"]["labels"][selected[0]] == selected[1]
     [container] = node["spec"]["template"]["spec"]["containers"]
     assert charts.environment(container)["PENSTOCK_STORE"] == "sqlite:////data/penstock.db"
+
+
+@pytest.mark.parametrize("name", ["several.yaml", "scaled.yaml"])
+def test_the_values_of_several_nodes_give_what_the_page_says(name: str) -> None:
+    """With a job file, as install gives it; the names and the query that the page has."""
+    [text] = re.findall(rf"<!-- file: {name} -->\n```yaml\n(.*?)```", PAGE, re.S)
+    values = yaml.safe_load(text)
+    values["loaderGroups"][0]["jobFile"] = JOB
+    texts = charts.rendered(values, release="loaders")
+    found = charts.objects(values, release="loaders")
+    place = PAGE.replace("training", charts.NAMESPACE)
+
+    [target] = set(re.findall(r'Loader\("(dns:[^"]+)"', texts["NOTES.txt"]))
+    assert f'Loader("{target}", ...)' in place
+    for one in charts.of(found, "ScaledObject"):
+        [trigger] = one["spec"]["triggers"]
+        assert trigger["metadata"]["query"] in place.splitlines()
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="NOT RUN: promtool is not installed")
+def test_the_query_of_several_nodes_is_the_largest_answer_of_each_job(tmp_path: Path) -> None:
+    """Three nodes of a group, one of which nobody asked, and a node of another group."""
+    [asked] = [line for line in PAGE.splitlines() if line.startswith("sum(max by")]
+    series = {"a": 3, "b": 3, "c": 0}
+    text = "loader_group='loaders-penstock-text', namespace='training'"
+    inputs = [
+        {"series": f"penstock_wanted_nodes{{instance='{name}', {text}, penstock_job='code'}}"}
+        | {"values": f"{wanted}x5"}
+        for name, wanted in series.items()
+    ]
+    inputs += [
+        {"series": f"penstock_wanted_nodes{{instance='b', {text}, penstock_job='web'}}"}
+        | {"values": "1x5"},
+        {"series": "penstock_wanted_nodes{instance='d', loader_group='other'}", "values": "9x5"},
+    ]
+    case = {"promql_expr_test": [{"expr": asked, "eval_time": "4m"}], "input_series": inputs}
+    case["promql_expr_test"][0]["exp_samples"] = [{"labels": "{}", "value": 4}]
+    (tmp_path / "query.yaml").write_text(json.dumps({"tests": [{"interval": "1m", **case}]}))
+
+    done = subprocess.run(
+        ["promtool", "test", "rules", "query.yaml"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_check_of_the_page_prints_the_figure_that_it_names() -> None:

@@ -23,6 +23,7 @@ from penstock.server.node.supply.worker_pool import Hear, Lose
 from penstock.server.roles import IdentityProcessor, MapDistributor
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.processors import FunctionProcessor
+from penstock.server.rpc.autoscaling import AutoscalingSignal
 from penstock.server.rpc.call import EOF
 from penstock.server.rpc.service import Service
 from penstock.server.rpc.status import status
@@ -636,7 +637,8 @@ async def test_two_names_of_a_log_share_its_batches(store: SqliteStore) -> None:
         assert 20 <= one.produced <= 20 + CHEAP_AHEAD * AHEAD_PER_WORKER
 
         streams = Streams(store, Metrics("1"))
-        found = status(node, streams, Metrics("1"), lent_bytes=0, draining=False)["jobs"]
+        wanted = AutoscalingSignal(node, streams, Metrics("1"))
+        found = status(node, streams, Metrics("1"), wanted, lent_bytes=0, draining=False)["jobs"]
         told = {job["name"]: job for job in found}
         assert {name: job["produced"] for name, job in told.items()} == {
             "far": 0,

@@ -11,7 +11,6 @@ from penstock.server.commands.memory_formula import NodeMemory
 from penstock.server.commands.meter import Metered, rate_of
 from penstock.server.commands.size_report import notes_of_core, notes_of_units
 from penstock.server.commands.sizing import (
-    HEAD_ROOM,
     SERVER_BYTES_PER_S,
     UNEVEN,
     Lanes,
@@ -24,6 +23,7 @@ from penstock.server.commands.sizing import (
     store_writes,
 )
 from penstock.server.job.job import MAX_LANES
+from penstock.server.metrics.wanted_nodes import HEAD_ROOM
 from penstock.wire.errors import InvalidRequest
 
 GIB = 1 << 30

@@ -19,6 +19,11 @@
 {{- if gt (len $name) 52 -}}
 {{- fail (printf "%s: its StatefulSet would be called %s, which has %d characters of at most 52; shorten the group's name, or set fullnameOverride" $at $name (len $name)) -}}
 {{- end -}}
+{{- with $group.autoscaling -}}
+{{- if gt (int (.minReplicas | default 1)) (int .maxReplicas) -}}
+{{- fail (printf "%s: autoscaling.minReplicas is %d and autoscaling.maxReplicas %d; there are at least as many as at most" $at (int (.minReplicas | default 1)) (int .maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
 {{- $length := len (include "penstock.jobFile" (dict "root" $root "group" $group)) -}}
 {{- if gt $length 1048576 -}}
 {{- fail (printf "%s: its job file has %d bytes, of at most 1048576 that a ConfigMap holds; keep items in files that its sources name" $at $length) -}}

@@ -57,3 +57,29 @@ yes
 yes
 {{- end -}}
 {{- end -}}
+
+{{/* Takes {root, group}: "yes" where a group has, or may have, several nodes. */}}
+{{- define "penstock.several" -}}
+{{- if or .group.autoscaling (gt (kindIs "invalid" .group.replicas | ternary 1 .group.replicas | int) 1) -}}
+yes
+{{- end -}}
+{{- end -}}
+
+{{/* Takes {root, group}: what a Loader is given. */}}
+{{- define "penstock.target" -}}
+{{- if include "penstock.several" . -}}
+{{- printf "dns:///%s.%s.svc:%d" (include "penstock.groupName" .) .root.Release.Namespace (int .root.Values.service.dataPort) -}}
+{{- else -}}
+{{- include "penstock.address" . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Takes a group's autoscaling: up at once, as the value has waited five minutes; down one at a time. */}}
+{{- define "penstock.behavior" -}}
+scaleUp:
+  stabilizationWindowSeconds: 0
+  policies: [{type: Percent, value: 900, periodSeconds: 60}]
+scaleDown:
+  stabilizationWindowSeconds: {{ kindIs "invalid" .downSeconds | ternary 1800 .downSeconds }}
+  policies: [{type: Pods, value: 1, periodSeconds: 300}]
+{{- end -}}

@@ -48,12 +48,22 @@ capabilities: {drop: [ALL]}
 {{- $_ = set $server "workers" .group.workers -}}
 {{- $_ = set $server "listen" (printf "0.0.0.0:%d" (int .root.Values.service.dataPort)) -}}
 {{- $_ = set $server "metrics" (printf "0.0.0.0:%d" (int .root.Values.service.metricsPort)) -}}
+{{- if not .root.Values.store.existingSecret -}}
 {{- $_ = set $server "store" "sqlite:////data/penstock.db" -}}
+{{- end -}}
 {{- $_ = set $server "hash_cache" "/data/files" -}}
 {{- range $name, $value := $server -}}
 - name: PENSTOCK_{{ upper $name }}
   value: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}
 {{ end -}}
+{{ with .root.Values.store.existingSecret -}}
+# Its address has a password in it: it is in no argument and in no ConfigMap.
+- name: PENSTOCK_STORE
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $.root.Values.store.secretKey }}}}
+{{ end -}}
+# What a node is called, wherever it runs.
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
 {{ include "penstock.securityEnv" .root }}
 {{ include "penstock.groupEnv" (dict "group" .group "ours" (dict "HOME" "/tmp" "HF_HOME" "/data/huggingface")) }}
 {{- end -}}

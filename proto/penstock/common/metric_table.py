@@ -54,7 +54,7 @@ METRICS: dict[str, Metric] = {
         (),
         "seconds",
         "When the node started, in seconds since 1970.",
-        ("fleet",),
+        ("fleet", "PenstockNodeFlaps"),
     ),
     "penstock_start_duration_seconds": Metric(
         "gauge",
@@ -76,7 +76,7 @@ METRICS: dict[str, Metric] = {
         (JOB,),
         "batches",
         "Batches made, those that were made again included.",
-        ("fleet", "run"),
+        ("fleet", "run", "PenstockRecomputes"),
     ),
     "penstock_produced_bytes_total": Metric(
         "counter",
@@ -159,7 +159,7 @@ METRICS: dict[str, Metric] = {
         "batches",
         "Batches that were made before, and again because they were no longer kept "
         "when a reader wanted them.",
-        ("run",),
+        ("fleet", "run", "PenstockRecomputes"),
     ),
     "penstock_ready_batches": Metric(
         "gauge",
@@ -174,6 +174,36 @@ METRICS: dict[str, Metric] = {
         "bytes",
         "Bytes of batches made and not yet taken; bounded by `ready_bytes`.",
         ("fleet",),
+    ),
+    "penstock_wanted_nodes": Metric(
+        "gauge",
+        (JOB,),
+        "nodes",
+        "Nodes that the readers of a job want in all, as this node reckons it from the last five "
+        "minutes: [how many nodes](#how-many-nodes); 0 where nobody reads.",
+        ("fleet",),
+    ),
+    "penstock_needed_workers": Metric(
+        "gauge",
+        (JOB,),
+        "workers",
+        "Workers of all nodes that a job needs, with head room, in the mean over the last five "
+        "minutes: what `penstock_wanted_nodes` follows, before it is rounded and held.",
+        ("fleet", "PenstockTooFewWorkers"),
+    ),
+    "penstock_units": Metric(
+        "gauge",
+        (JOB,),
+        "units",
+        "Units of a job that are dealt to nodes: reading groups, or lanes where there are none.",
+        ("fleet", "PenstockUnitUnread"),
+    ),
+    "penstock_units_asked": Metric(
+        "gauge",
+        (JOB,),
+        "units",
+        "Units of a job that readers ask this node for, as it was seen within the last 5 seconds.",
+        ("fleet", "PenstockUnitUnread"),
     ),
     "penstock_ready_bound_bytes": Metric(
         "gauge",
@@ -345,7 +375,7 @@ METRICS: dict[str, Metric] = {
         (),
         "workers",
         "Worker processes that are ready.",
-        ("fleet",),
+        ("fleet", "PenstockTooFewWorkers"),
     ),
     "penstock_worker_restarts_total": Metric(
         "counter",

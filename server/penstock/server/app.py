@@ -21,6 +21,7 @@ from penstock.server.node.node import Node
 from penstock.server.process.allocator import chosen
 from penstock.server.process.garbage import collect_as_usual
 from penstock.server.process.users import Users
+from penstock.server.rpc.autoscaling import EVERY_S, AutoscalingSignal
 from penstock.server.rpc.connections import raise_files
 from penstock.server.rpc.opening import VERSION
 from penstock.server.rpc.service import Service
@@ -163,6 +164,8 @@ async def _serve(
             metrics.watch_certificate(tls.expires_s)
         if access is not None:
             metrics.watch_callers(lambda: access.names, service.streams.by_caller)
+        seeing = asyncio.ensure_future(_keep_seeing(service.wanted))
+        stack.callback(seeing.cancel)
         if tls is not None or access is not None:
             looking = asyncio.ensure_future(_keep_looking(tls, access, service))
             stack.callback(looking.cancel)
@@ -405,6 +408,13 @@ def _warn_if_open(address: str, tls: NodeTls | None, access: Access | None) -> N
         "move every cursor; keep it inside a trusted network",
         address=address,
     )
+
+
+async def _keep_seeing(wanted: AutoscalingSignal) -> None:
+    """See now and then what jobs want of nodes."""
+    while True:
+        wanted.look(time.monotonic())
+        await asyncio.sleep(EVERY_S)
 
 
 async def _keep_looking(tls: NodeTls | None, access: Access | None, service: Service) -> None:

@@ -199,7 +199,7 @@ class RouteSet:
             if is_far or has_room or not at_least:
                 self._unreported_bytes, self._reported_room_bytes = 0, room_bytes
                 position, limit = self.room(route.number, stream.received_bytes)
-                stream.send(accepted, self.finished_step, position, limit)
+                stream.send(accepted, self.finished_step, position, limit, slots.wait_s)
 
     def room(self, route: int, received_bytes: int) -> tuple[int, int]:
         """Return the next position, and how many bytes a stream may have sent from its start on.

@@ -105,10 +105,16 @@ class OpenStream:
         self._assembling: dict[tuple[int, int], Assembly] = {}
         self._in_bundle = False
 
-    def send(self, horizon: int, finished_step: int, position: int, bytes_limit: int) -> None:
+    def send(
+        self, horizon: int, finished_step: int, position: int, bytes_limit: int, waited_s: float
+    ) -> None:
         """Tell the server how far we accept; takes no lock. The consumer's thread calls it."""
         message = feed_pb2.Horizon(
-            horizon=horizon, finished_step=finished_step, next=position, bytes_limit=bytes_limit
+            horizon=horizon,
+            finished_step=finished_step,
+            next=position,
+            bytes_limit=bytes_limit,
+            waited_ms=int(1000 * waited_s),
         )
         self.allowed = max(self.allowed, horizon)
         self._call.send(feed_pb2.ReadRequest(horizon=message).SerializeToString())

@@ -191,16 +191,18 @@ class Open(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tail: _Optional[_Union[Tail, str]] = ..., horizon: _Optional[int] = ..., bundles: bool = ..., given_from: _Optional[int] = ..., next: _Optional[int] = ..., bytes_limit: _Optional[int] = ..., borrower: _Optional[bytes] = ..., uneven: bool = ...) -> None: ...
 
 class Horizon(_message.Message):
-    __slots__ = ("horizon", "finished_step", "next", "bytes_limit")
+    __slots__ = ("horizon", "finished_step", "next", "bytes_limit", "waited_ms")
     HORIZON_FIELD_NUMBER: _ClassVar[int]
     FINISHED_STEP_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     BYTES_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WAITED_MS_FIELD_NUMBER: _ClassVar[int]
     horizon: int
     finished_step: int
     next: int
     bytes_limit: int
-    def __init__(self, horizon: _Optional[int] = ..., finished_step: _Optional[int] = ..., next: _Optional[int] = ..., bytes_limit: _Optional[int] = ...) -> None: ...
+    waited_ms: int
+    def __init__(self, horizon: _Optional[int] = ..., finished_step: _Optional[int] = ..., next: _Optional[int] = ..., bytes_limit: _Optional[int] = ..., waited_ms: _Optional[int] = ...) -> None: ...
 
 class ReadReply(_message.Message):
     __slots__ = ("opened", "header", "waiting", "draining", "end", "chunk", "more", "lent")

@@ -11,7 +11,8 @@ from penstock.server.commands.core_rate import CoreRate
 from penstock.server.commands.meter import Metered, Rate
 from penstock.server.commands.sheet import Sheet
 from penstock.server.commands.side_by_side import SideBySide
-from penstock.server.commands.sizing import HEAD_ROOM, Lanes, Machine, Needed, OneCore, Size, Writes
+from penstock.server.commands.sizing import Lanes, Machine, Needed, OneCore, Size, Writes
+from penstock.server.metrics.wanted_nodes import HEAD_ROOM
 
 IDLE = 0.7
 """Processor time by time below which a worker counts as one that waits."""

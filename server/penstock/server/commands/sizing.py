@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.server.commands.memory_formula import MIB, NodeMemory
+from penstock.server.metrics.wanted_nodes import HEAD_ROOM
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.order import MAX_LANES
-
-HEAD_ROOM = 1.25
-"""Workers beyond what the rate needs: readers find batches ready, and after a restart a node
-catches up, at a quarter more than what they take."""
 
 SERVER_CORES = 1
 """Cores of a node that are left to the server process, which sends, and to the system."""

@@ -41,6 +41,10 @@ class StatusCollector(Collector):
         for name, key in (
             ("ready_batches", "ready_batches"),
             ("ready_bytes", "ready_bytes"),
+            ("wanted_nodes", "wanted_nodes"),
+            ("needed_workers", "needed_workers"),
+            ("units", "units"),
+            ("units_asked", "units_asked"),
             ("recomputed_batches_total", "recomputed"),
             ("cache_hits_total", "cache_hits"),
         ):

@@ -148,6 +148,7 @@ class Reads:
                 return
             moved = parse_horizon(data)
             stream.note_finished(moved.finished_step)
+            stream.note_loop_waited(moved.waited_ms)
             stream.accepts = max(stream.accepts, moved.horizon)
             self.node.extend(stream.reader, stream.horizon, moved.next, moved.bytes_limit)
             stream.wake.set()

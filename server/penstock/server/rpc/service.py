@@ -26,6 +26,7 @@ from penstock.server.access.tls import NodeTls
 from penstock.server.metrics.node_metrics import Metrics
 from penstock.server.node.node import Node
 from penstock.server.rpc.address import check_free, in_use
+from penstock.server.rpc.autoscaling import AutoscalingSignal
 from penstock.server.rpc.call import ConsumerCall, HungUp
 from penstock.server.rpc.connections import most_connections
 from penstock.server.rpc.cursor_calls import Cursors
@@ -101,6 +102,7 @@ class Service:
         self._access, self._reflects = access, reflects
         self.node, self.store, self.metrics = node, store, metrics
         self.streams = Streams(store, metrics)
+        self.wanted = AutoscalingSignal(node, self.streams, metrics)
         self.cursors = Cursors(
             node.jobs,
             store,
@@ -284,6 +286,7 @@ class Service:
             self.node,
             self.streams,
             self.metrics,
+            self.wanted,
             lent_bytes=self.lending.lent_bytes,
             draining=self.draining.is_set(),
         )

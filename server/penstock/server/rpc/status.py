@@ -10,12 +10,19 @@ from penstock.server.job.job import Job
 from penstock.server.metrics.node_metrics import Metrics
 from penstock.server.node.node import Node
 from penstock.server.process.usage import memory
+from penstock.server.rpc.autoscaling import AutoscalingSignal
 from penstock.server.rpc.opening import VERSION
 from penstock.server.rpc.streams import OpenRead, Streams
 
 
 def status(
-    node: Node, streams: Streams, metrics: Metrics, *, lent_bytes: int, draining: bool
+    node: Node,
+    streams: Streams,
+    metrics: Metrics,
+    wanted: AutoscalingSignal,
+    *,
+    lent_bytes: int,
+    draining: bool,
 ) -> dict[str, Any]:
     """Return what this node is doing, for `penstock top`; the keys are in docs/operate.md."""
     waits: dict[str, dict[int, dict[str, Any]]] = {}
@@ -47,7 +54,10 @@ def status(
             for worker in node.workers
         ],
         "jobs": [
-            _job(node, streams, metrics, name, job, waits.get(name, {}))
+            {
+                **_job(node, streams, metrics, name, job, waits.get(name, {})),
+                **wanted.figures(name),
+            }
             for name, job in sorted(node.jobs.items())
         ],
     }

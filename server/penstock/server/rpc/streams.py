@@ -73,6 +73,8 @@ class OpenRead:
         holds: It was told of that it holds as much as may be lent to it.
         caller: Who reads.
         accepts: Its consumer takes positions below this.
+        loop_waited_s: For how long its consumer has waited for batches since it first said so, of
+            any node: what it waited for before that, a start or a stream that broke, is no load.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class OpenRead:
         self.finished_step = reader.share.step(reader.head)
         self.waiting_since: float | None = None
         self.waited_s = 0.0
+        self.loop_waited_s, self._said_first_ms = 0.0, -1
         self.wrote_at = -math.inf
         self.opened_at, self.opened_ns = time.monotonic(), time.time_ns()
         self._widest = CHUNK_BYTES // 2  # body bytes of the largest message so far, or this
@@ -141,6 +144,12 @@ class OpenRead:
     def note_finished(self, step: int) -> None:
         """Note that all steps below this one are finished; messages may come out of order."""
         self.finished_step = max(self.finished_step, step)
+
+    def note_loop_waited(self, waited_ms: int) -> None:
+        """Note for how long the consumer says that it has waited in all; 0 = it says nothing."""
+        if self._said_first_ms < 0:
+            self._said_first_ms = waited_ms
+        self.loop_waited_s = max(self.loop_waited_s, (waited_ms - self._said_first_ms) / 1000)
 
     def waiting_s(self) -> float:
         """Return for how long the consumer has waited for its next batch, all waits together."""
