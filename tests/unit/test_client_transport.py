@@ -96,9 +96,9 @@ def test_the_way_to_a_node_that_was_dropped_leads_nowhere() -> None:
         transport = open_transport(node.address)
         transport.unary("Feed/Status", b"", 20)
         transport.close()
-        with pytest.raises(Unreachable, match="not among the nodes any more"):
+        with pytest.raises(Unreachable, match="no node is known to be there"):
             transport.unary("Feed/Status", b"", 20)
-        with pytest.raises(Unreachable, match="not among the nodes any more"):
+        with pytest.raises(Unreachable, match="no node is known to be there"):
             transport.read(b"")
 
 

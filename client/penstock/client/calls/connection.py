@@ -119,11 +119,6 @@ class Connection:
         return () if token is None else (("authorization", f"Bearer {token.read()}"),)
 
     @property
-    def is_closed(self) -> bool:
-        """Whether it was closed: a node may be dropped while somebody still knows the way to it."""
-        return self._closed
-
-    @property
     def is_idle(self) -> bool:
         """Whether no call is on its way."""
         with self._lock:

@@ -83,8 +83,13 @@ class GrpcTransport:
                 reply: bytes = call(request, timeout=timeout_s, metadata=connection.metadata())
             except grpc.RpcError as error:
                 raise self._error(error) from None
-            except ValueError:
-                raise self._closed_error() from None
+            except ValueError:  # gRPC's
+                target = connection.address.text
+                raise Unreachable(
+                    f"no answer from {target} (the way to it was closed: no node is known to be "
+                    "there)",
+                    target=target,
+                ) from None
         self._has_answered = True
         return reply
 
@@ -101,25 +106,14 @@ class GrpcTransport:
                 metadata=shown,
                 waits=self._waits,
             )
-        except ValueError:
+        except ValueError:  # gRPC's
             connection.release(held)
-            raise self._closed_error() from None
+            target = connection.address.text
+            raise Unreachable(
+                f"no answer from {target} (the way to it was closed: no node is known to be there)",
+                target=target,
+            ) from None
         return GrpcReadCall(call, self._error, lambda: connection.release(held))
-
-    def _closed_error(self) -> Unreachable:
-        """Return the error of a call on a closed channel, for which gRPC raises a ValueError.
-
-        Raises:
-            ValueError: It is not closed, and this is something else.
-        """
-        if not self._connection.is_closed:
-            raise
-        target = self._connection.address.text
-        return Unreachable(
-            f"no answer from {target} (the way to it is closed, as it is not among the nodes any "
-            "more)",
-            target=target,
-        )
 
     def _error(self, error: Any) -> PenstockError:
         """Return what a gRPC error amounts to, with the reason where TLS is in the way."""
