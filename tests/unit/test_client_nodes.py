@@ -290,6 +290,25 @@ def test_a_dead_address_is_left_out_and_tried_again(caplog: pytest.LogCaptureFix
     assert f"{last.address} is left out: no answer from {last.address}" in said[0]
 
 
+@pytest.mark.parametrize("count", [2, 39])
+def test_a_name_that_leads_to_dead_addresses_too(served: list[ServedNode], count: int) -> None:
+    """One of three, or one of 40: what answers is read, and the rest is named."""
+    host, _, port = served[0].address.rpartition(":")
+    dead = [f"127.0.1.{number}" for number in range(1, count + 1)]
+    with known(f"dns:///nodes:{port}", resolve=resolver(host, *dead)) as nodes:
+        describe(nodes)
+        assert targets(nodes) == [served[0].address]
+        wait_until(lambda: len(nodes.left_out) == count, "every dead address")
+
+
+def test_one_lane_and_three_nodes() -> None:
+    """One of them makes it, and the others nothing."""
+    with contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(node) for node in of_one_store(3, batches=9, lanes=1)]
+        with Loader([node.address for node in nodes], "code", **READ) as loader:
+            assert [batch.position for batch in loader] == list(range(9))
+
+
 def test_nodes_of_another_store_or_log_are_left_out_by_name() -> None:
     """What most nodes have is read; without a group nothing lies in a store, and any will do."""
     with contextlib.ExitStack() as stack:

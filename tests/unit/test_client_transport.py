@@ -90,6 +90,18 @@ def test_no_connection_is_told_once(target: str, why: str, tmp_path: Path) -> No
     ), said
 
 
+def test_the_way_to_a_node_that_was_dropped_leads_nowhere() -> None:
+    """A stream that opens there fails as one to a node that is away: another way may be found."""
+    with ServedNode(batches=2) as node:
+        transport = open_transport(node.address)
+        transport.unary("Feed/Status", b"", 20)
+        transport.close()
+        with pytest.raises(Unreachable, match="no node is known to be there"):
+            transport.unary("Feed/Status", b"", 20)
+        with pytest.raises(Unreachable, match="no node is known to be there"):
+            transport.read(b"")
+
+
 class Entry:
     """An installed entry point."""
 

@@ -83,6 +83,13 @@ class GrpcTransport:
                 reply: bytes = call(request, timeout=timeout_s, metadata=connection.metadata())
             except grpc.RpcError as error:
                 raise self._error(error) from None
+            except ValueError:  # gRPC's
+                target = connection.address.text
+                raise Unreachable(
+                    f"no answer from {target} (the way to it was closed: no node is known to be "
+                    "there)",
+                    target=target,
+                ) from None
         self._has_answered = True
         return reply
 

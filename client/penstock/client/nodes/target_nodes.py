@@ -22,7 +22,7 @@ from penstock.client.calls.backoff import Backoff
 from penstock.client.calls.control import Control, Way, check_protocol
 from penstock.client.calls.grpc_transport import GrpcTransport
 from penstock.client.calls.node_address import Address
-from penstock.client.nodes.addresses import Origin, Resolve, origins
+from penstock.client.nodes.addresses import Origin, Resolve, check_address, origins
 from penstock.client.nodes.known_node import KnownNode, KnownNodes, NodeLeftOut
 from penstock.client.nodes.usable import (
     NodeAnswer,
@@ -431,6 +431,7 @@ class TargetNodes:
 
     def _add(self, target: str, origin: Origin) -> None:
         if target not in self._nodes:
+            check_address(target, f"{origin.text}: ")
             self._nodes[target] = _AskedNode(origin.credentials.at(target))
 
     def _note_look(self, number: int, why: str) -> None:
@@ -559,8 +560,6 @@ def _asker(
             check_protocol(found, target)
         except PenstockError as error:
             found = error
-        except ValueError as error:  # gRPC: its channel was closed meanwhile
-            found = Unreachable(f"no answer from {target} ({error})", target=target)
         tell(_ToldNode(target, node, found))
 
     return ask
