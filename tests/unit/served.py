@@ -268,6 +268,7 @@ class ServedNode:
     Attributes:
         gate: Where its workers wait with items that a test holds.
         said: What the node has logged.
+        service: Its gRPC side, of the present life.
     """
 
     def __init__(self, job: Job | None = None, *, listen: str = "127.0.0.1:0", **plan: Any) -> None:
@@ -326,7 +327,7 @@ class ServedNode:
         node = ThreadNode({"code": self.job}, store, workers=1, bound_bytes=256 << 20)
         self._open.push_async_callback(node.close, 0.0)
         await node.start()
-        service = Service(node, store, Metrics("test"))
+        self.service = service = Service(node, store, Metrics("test"))
         self.address = await service.start(self.address)
         self._open.push_async_callback(service.stop, 0.0)
 
