@@ -48,7 +48,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev dev-all check newest size test test-newest test-lowest test-all bench fuzz dashboards chart image kube
+.PHONY: help demo dev dev-all check newest size test test-newest test-lowest test-all bench fuzz dashboards chart image kube slurm
 .PHONY: protos wheel clean debian chromium helm-3 etcd
 
 help:  ## Show this list.
@@ -117,6 +117,11 @@ kube: $(VENV)/.installed-dev helm-3 etcd  ## Give the chart to a real API server
 	@test -n "$(TEST_KUBE_APISERVER)" || sh tests/build_apiserver.sh .kube
 	$(KUBE_APISERVER) --version
 	TEST_KUBE_APISERVER=$(KUBE_APISERVER) $(BIN)/python -m pytest -q -rs tests/e2e/test_kube.py
+
+slurm: $(VENV)/.installed-dev  ## Run nodes in a real Slurm of two machines, which are this one. Needs root.
+	@command -v slurmctld >/dev/null || { $(APT) install -y slurm-wlm || { $(APT) update && $(APT) install -y slurm-wlm; }; } \
+		>/dev/null 2>&1 || { echo "make slurm needs Debian's package slurm-wlm: install it" >&2; exit 1; }
+	$(BIN)/python -m pytest -q -rs tests/e2e/test_slurm.py
 
 wheel: $(VENV)/.installed-dev  ## Build the wheel and the sdist into dist/.
 	rm -rf dist

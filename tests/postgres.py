@@ -22,6 +22,9 @@ from urllib.parse import quote
 import pytest
 
 DEBIAN = Path("/usr/lib/postgresql/15/bin")
+ROOM_BYTES = 1 << 30
+"""What a folder in memory has to have: containers often give it 64 MB."""
+
 _SCHEMAS = itertools.count(1)
 
 
@@ -31,22 +34,30 @@ class Server:
     Args:
         binaries: The folder of its programs.
         folder: Where its own is made; in memory, a commit that is durable waits for no disk.
+        primary: It is a standby of this one, asynchronous.
 
     Attributes:
         folder: Where its data and its socket are.
         url: The address of its database, as its superuser.
     """
 
-    def __init__(self, binaries: Path, folder: Path = Path("/dev/shm")) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="pg", dir=folder if folder.is_dir() else None))
+    def __init__(
+        self, binaries: Path, folder: Path = Path("/dev/shm"), primary: Server | None = None
+    ) -> None:
+        roomy = folder.is_dir() and shutil.disk_usage(folder).free > ROOM_BYTES
+        self.folder = Path(tempfile.mkdtemp(prefix="pg", dir=folder if roomy else None))
         self._binaries = _readable(binaries, self.folder)
         self.folder.chmod(0o755)
         if os.geteuid() == 0:  # the server refuses to run as root
             nobody = pwd.getpwnam("nobody")
             os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
         self.url = f"postgresql://postgres@/postgres?host={quote(str(self.folder), safe='')}"
-        self.call("initdb", "-D", self.data, "-U", "postgres", "--auth=trust", "-E", "UTF8",
-                  "--no-locale", "--no-sync")  # fmt: skip
+        if primary is None:
+            how = ("-U", "postgres", "--auth=trust", "-E", "UTF8", "--no-locale", "--no-sync")
+            self.call("initdb", "-D", self.data, *how)
+        else:
+            where = ("-h", str(primary.folder), "-U", "postgres")
+            self.call("pg_basebackup", "-D", self.data, *where, "-R", "-X", "stream", "-c", "fast")
         with (self.folder / "data" / "postgresql.conf").open("a") as file:
             file.write(
                 f"listen_addresses = ''\nunix_socket_directories = '{self.folder}'\n"
@@ -82,7 +93,8 @@ class Server:
     def end(self) -> None:
         """Stop it, and remove its folder."""
         try:
-            self.stop()
+            if (self.folder / "data" / "postmaster.pid").exists():
+                self.stop()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -125,9 +137,9 @@ def _started(binaries: Path) -> Server:
     return server
 
 
-def own_server(folder: Path = Path("/dev/shm")) -> Server:
+def own_server(folder: Path = Path("/dev/shm"), primary: Server | None = None) -> Server:
     """Return a server 18 that a test may stop and start: it ends it."""
-    return Server(_binaries_18(), folder)
+    return Server(_binaries_18(), folder, primary)
 
 
 def _binaries_18() -> Path:
@@ -142,6 +154,11 @@ def postgres_18() -> str:
     """Return the address of PostgreSQL 18, or of the server that the environment names."""
     if given := os.environ.get("PENSTOCK_TEST_PG_DSN"):
         return given
+    return local_18()
+
+
+def local_18() -> str:
+    """Return the address of a PostgreSQL 18 of this process, as its superuser `postgres`."""
     return _started(_binaries_18()).url
 
 

@@ -226,6 +226,10 @@ def others(folder: Path) -> dict[str, Case]:
         "images of 600 KB, 4 workers": Case(_images(), workers=4),
         "images of 600 KB, readers stall": Case(_images(), workers=4, stalls=True),
         "batches of 8 MB, readers keep up": Case(_large(), workers=1, batches=150),
+        "batches of 100 MB, readers keep up": Case(_large(50), workers=1, batches=40),
+        "batches of 100 MB, readers stall": Case(
+            _large(50), workers=1, readers=1, batches=20, stalls=True, ready_mib=512
+        ),
         "16 groups of 2 x 4 MiB, 16 workers": Case(_rows(blocks, 16, 2), workers=16, batches=1500),
         "4 groups of 4 x 12 MiB, 2 workers": Case(_rows(large, 4, 4), batches=1500),
         "token ids, compressed, 4 workers": Case(_packed(tokens), workers=4, batches=1500),
@@ -241,11 +245,11 @@ def _small() -> dict[str, Any]:
     }
 
 
-def _large() -> dict[str, Any]:
+def _large(samples: int = 4) -> dict[str, Any]:
     return {
         "source": {"type": "items", "items": [{"n": n} for n in range(1000)]},
         "function": f"{HERE / 'cheap.py'}:two_megabytes",
-        "batch_size": 4,
+        "batch_size": samples,
     }
 
 

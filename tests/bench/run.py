@@ -76,6 +76,7 @@ NAMES = (
     "sources",
     "media_listing",
     "media_far",
+    "media_memory",
     "sound",
 )
 

@@ -586,10 +586,10 @@ def test_vlm_of_samples_without_pictures_has_no_keys_of_them() -> None:
         (tokens(1, position_ids=axes(0, 1)), r"of shape \(3, 2\); give the three positions"),
         (tokens(1, pixel_values="a"), "'pixel_values' of sample 1 is str, not an array"),
         (
-            tokens(1, pixel_values=np.ones((2, 5), np.uint8)),
+            {**shown(1, grids=[[1, 1, 2]]), "pixel_values": np.ones((2, 5), np.uint8)},
             r"shape \(4, 4\) in sample 0 and uint8 of shape \(2, 5\) in sample 1",
         ),
-        (tokens(1, mm_token_type_ids=[1, 2]), "not one for each of its tokens"),
+        (tokens(1, mm_token_type_ids=[1, 2]), "not one whole number for each of its 1 tokens"),
         (tokens(1, pixel_norm=[[1.0], [2.0]]), "'pixel_norm' differs between samples"),
     ],
 )

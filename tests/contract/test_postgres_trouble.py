@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import pwd
 import shutil
 import subprocess
+from collections.abc import Awaitable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,7 +21,7 @@ from penstock.server.store import Store, open_store
 from penstock.server.store.postgres import PostgresStore
 from penstock.server.store.postgres_opening import upgrade
 from penstock.server.store.sqlite_schema import FORMAT
-from penstock.server.testing.store import ask
+from penstock.server.testing.store import LOG, ask
 from penstock.wire.errors import PenstockError, StoreCorrupt, StoreUnavailable
 
 SECRET = "open-sesame"
@@ -53,12 +55,12 @@ async def opened(url: str) -> PostgresStore:
 @pytest.fixture
 def place() -> tuple[str, str]:
     """Return a server's address, and a schema that is not there."""
-    return postgres.postgres_18(), postgres.new_schema()
+    return postgres.local_18(), postgres.new_schema()
 
 
 async def test_an_address_that_leads_nowhere_is_named() -> None:
     """A server that is not there, and a database that it lacks."""
-    url = postgres.postgres_18()
+    url = postgres.local_18()
     port = ports.free_port()
 
     away = await refusal(f"postgresql://u:{SECRET}@127.0.0.1:{port}/db")
@@ -263,6 +265,42 @@ async def test_a_store_that_has_lost_an_answered_commit_is_refused(
     await again.close()
 
 
+async def test_a_lagging_standby_that_is_promoted_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a failover does it; the standby itself is refused before that, for what it is."""
+    monkeypatch.setattr("penstock.server.store.postgres.AGAIN_S", 0.3)
+    primary = postgres.own_server()
+    standby = None
+    try:
+        first = await opened(primary.url)
+        await first.begin(ask(world_size=1))
+        await first.close()
+        standby = await asyncio.to_thread(postgres.own_server, primary=primary)
+        both = f"{primary.folder},{standby.folder}".replace("/", "%2F")
+        url = f"postgresql://postgres@/postgres?host={both}&target_session_attrs=read-write"
+        store = await opened(url)
+        said = await refusal(standby.url)
+        await asyncio.to_thread(standby.stop, "fast")
+        await store.commit("code", "run", "t1", 1, 0, 7)
+
+        await asyncio.to_thread(primary.stop)
+        await asyncio.to_thread(standby.start)
+        await asyncio.to_thread(standby.call, "pg_ctl", "-w", "-D", standby.data, "promote")
+        with pytest.raises(StoreUnavailable, match="behind what it has answered"):
+            await store.commit("code", "run", "t1", 1, 0, 8)
+        await store.close()
+        again = await opened(url)
+        assert (await again.groups("code"))[0].cursor == 0
+        await again.close()
+    finally:
+        primary.end()
+        if standby is not None:
+            standby.end()
+
+    assert "it is a standby" in said.message
+
+
 async def test_a_node_that_holds_a_group_and_hangs_is_named(place: tuple[str, str]) -> None:
     """Others wait for it, then say so; other groups go on."""
     url, schema = place
@@ -290,20 +328,24 @@ async def test_a_server_that_restarts_loses_no_answered_commit() -> None:
     try:
         store = await opened(server.url)
         await store.begin(ask(world_size=1))
-        answered = 0
+        answered, is_back = 0, False
 
         async def commit_on() -> None:
             nonlocal answered
-            for step in range(1, 400):
+            for step in itertools.count(1):
+                over = is_back
                 try:
                     await store.commit("code", "run", "t1", 1, 0, step)
                 except StoreUnavailable:
                     continue
                 answered = step
+                if over:
+                    return
 
         running = asyncio.ensure_future(commit_on())
         await asyncio.to_thread(server.stop)
         await asyncio.to_thread(server.start)
+        is_back = True
         await running
         assert (await store.groups("code"))[0].cursor >= answered > 0
         await store.close()
@@ -316,7 +358,7 @@ async def test_pgbouncer_is_refused_by_name(tmp_path: Path) -> None:
     program = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
     if program is None:
         postgres.absent("Debian's package pgbouncer is not installed")
-    url, port = postgres.postgres_18(), ports.free_port()
+    url, port = postgres.local_18(), ports.free_port()
     folder = Path(url.partition("host=")[2].replace("%2F", "/"))
     users, settings = folder / f"users{port}.txt", folder / f"bouncer{port}.ini"
     users.write_text('"postgres" ""\n')
@@ -373,3 +415,42 @@ def test_a_full_disk_is_the_databases() -> None:
 
     assert isinstance(said, StoreUnavailable)
     assert "its disk is full (could not extend file: No space left)" in said.message
+
+
+async def test_what_is_called_often_takes_few_round_trips(
+    place: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit by one rank two, however many ranks there are below 128; asking for news one."""
+    url, schema = place
+    store = await opened(postgres.in_schema(url, schema))
+    trips = 0
+    pipeline = psycopg.AsyncConnection.pipeline
+
+    def counted(self: psycopg.AsyncConnection[object]) -> object:
+        nonlocal trips
+        trips += 1
+        return pipeline(self)
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "pipeline", counted)
+    groups = [("code", f"g{number}") for number in range(20)]
+    for _, name in groups:
+        await store.begin(ask(group=name, world_size=64))
+
+    async def cost(call: Awaitable[object]) -> int:
+        nonlocal trips
+        trips = 0
+        await call
+        return trips
+
+    await store.commit("code", "g1", "t1", 1, 0, 1)
+    assert await cost(store.commit("code", "g1", "t1", 1, 63, 2)) == 2
+    assert await cost(store.commit("code", "g1", "t1", 1, 7, 3, all_rows=True)) == 2
+    await store.latest(groups)
+    assert await cost(store.latest(groups)) == 1
+    await store.changes(LOG, 0)
+    assert await cost(store.changes(LOG, 0)) == 1
+    assert await cost(store.check_token("code", "g1", "t1", 1)) <= 3
+
+    many = (store.commit("code", "g1", "t1", 1, rank, 4) for rank in range(64))
+    assert await cost(asyncio.gather(*many)) <= 4
+    await store.close()

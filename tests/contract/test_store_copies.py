@@ -12,9 +12,9 @@ import postgres
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.store import SqliteStore, Store, open_store
-from penstock.server.store.copying import copy
 from penstock.server.store.records import Halt, SnapshotRecord
 from penstock.server.store.rows import TABLES
+from penstock.server.store.store_copy import copy
 from penstock.server.testing.store import JOB, LOG, NOTHING, ask
 from penstock.wire.errors import InvalidRequest, StoreLocked, StoreUnavailable
 
@@ -110,7 +110,7 @@ async def test_a_copy_that_is_killed_leaves_nothing(
     server, schema = postgres.postgres_18(), postgres.new_schema()
     url = postgres.in_schema(server, schema)
     await _fill(SqliteStore(tmp_path / "one.db"))
-    from penstock.server.store.postgres_copying import CopyTarget
+    from penstock.server.store.postgres_copy import CopyTarget
 
     add, calls = CopyTarget.add, 0
 

@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,7 +114,7 @@ def test_commands_take_several_nodes(nodes: list[Server]) -> None:
     assert [left_out["address"] for left_out in found["left_out"]] == ["127.0.0.4:9"]
 
     top = call_command("penstock", "top", target, "--once", "--interval", "0.2")
-    assert "3 nodes" in top.stdout
+    assert "3 of 4 nodes" in top.stdout
     assert "job numbers" in top.stdout
 
 
@@ -150,3 +152,59 @@ def test_a_node_that_comes_is_noticed(nodes: list[Server], tmp_path: Path) -> No
             return produced(nodes[1]) > before
 
         eventually(reads_from_it, 60.0, "a pass is read from the node that has come")
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
+
+
+def test_the_commands_of_the_page_run(
+    nodes: list[Server], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the addresses and the job of this test; and its Loader reads from all nodes."""
+    text = PAGE.read_text()
+    for number, server in enumerate(nodes, 1):
+        text = text.replace(f"127.0.0.{number}:50051", server.address)
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S)
+    commands = [line for kind, block in blocks if kind == "sh" for line in block.splitlines()]
+
+    assert {command.split()[1] for command in commands} == {"nodes", "ping", "top", "cat"}
+    for command in commands:
+        done = call_command(*command.replace(" main", " numbers").split())
+        assert done.returncode == 0, done.stderr
+        assert "left out" not in done.stderr
+    [script] = [block for kind, block in blocks if kind == "python"]
+    capsys.readouterr()
+    exec(script.replace('"main"', '"numbers"'), {})
+    assert capsys.readouterr().out.split() == ["0", "1", "2", "3"]
+
+
+FORKING = """
+import os, sys
+from penstock.client import Loader
+from penstock.client.errors import ForkedLoader
+
+loader = Loader(sys.argv[1], "numbers", rank=0, world_size=1, as_numpy=True)
+batches = iter(loader)
+next(batches)
+child = os.fork()
+if not child:
+    try:
+        next(batches)
+    except ForkedLoader:
+        os._exit(7)
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), sum(1 for _ in batches))
+"""
+
+
+def test_a_process_that_forks_or_just_ends_is_fine(nodes: list[Server]) -> None:
+    """The fork is told whose Loader it is; the parent reads on, and ends without closing it."""
+    target = ",".join(server.address for server in nodes)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING, target],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "7 503\n"), done.stderr

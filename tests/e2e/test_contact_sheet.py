@@ -10,7 +10,15 @@ import numpy.typing as npt
 import pytest
 
 from harness import call_command, write_job_file
-from penstock.server.commands.contact_sheet import HIDDEN, INK, LEARNED, SEAM, TextRun, runs_of
+from penstock.server.commands.contact_sheet import (
+    FRAME,
+    HIDDEN,
+    INK,
+    LEARNED,
+    SEAM,
+    TextRun,
+    runs_of,
+)
 from penstock.server.media.pictures_shown import pictures_in
 
 Image = pytest.importorskip("PIL.Image")
@@ -83,6 +91,28 @@ def test_check_draws_the_first_batches_and_stops_where_they_end(tmp_path: Path) 
         assert colors_down(np.asarray(image)) == list(COLORS)
 
 
+def test_a_white_picture_is_seen_by_its_frame(tmp_path: Path) -> None:
+    """As the fake one of conversations is."""
+    sheet = tmp_path / "sheet.png"
+    job = {
+        "source": {"type": "items", "items": [{"n": 0, "color": [255] * 3, "ids": [1]}]},
+        "processor": {"function": "./data.py:shown"},
+        "collator": "lists",
+        "batch_size": 1,
+    }
+    (tmp_path / "data.py").write_text(FUNCTION)
+    file = write_job_file(tmp_path / "job.yaml", {"pictures": job})
+
+    done = call_command(
+        "penstockd", "show", str(file), "pictures", "--position=0", f"--pictures={sheet}"
+    )
+
+    assert done.returncode == 0, done.stderr
+    with Image.open(sheet) as image:
+        framed = (np.asarray(image) == FRAME).all(axis=2)
+    assert (int(framed.any(axis=0).sum()), int(framed.any(axis=1).sum())) == (92, 62)
+
+
 def test_a_seam_is_drawn_between_samples_of_a_row(tmp_path: Path) -> None:
     """And none between rows."""
     sheet = tmp_path / "sheet.png"
@@ -127,6 +157,8 @@ def test_tokens_are_told_apart_by_what_becomes_of_them() -> None:
         TextRun("de", LEARNED),
     ]
     assert list(runs_of({"label": 3, "x": np.ones(2)}, None)) == [TextRun("label: 3", INK)]
+    [caption] = runs_of({"text": "word " * 100}, None)
+    assert caption.text == "text: " + "word " * 80 + " ...", "long ones are cut, and not left out"
 
 
 @pytest.mark.parametrize(

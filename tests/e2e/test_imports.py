@@ -132,6 +132,20 @@ def test_importing_the_registry_needs_no_heavy_package() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_jobs_of_text_load_nothing_that_decodes() -> None:
+    """Neither a node's worker nor a command: pictures and sounds come with their processors."""
+    program = (
+        "import sys, penstock.server.jobs.load, penstock.server.node.workers.worker_main;"
+        "from penstock.server.roles.processors import TokenizeProcessor;"
+        "print([name for name in sys.modules if name.startswith('penstock.server.media.') and"
+        "    name.rpartition('.')[2] in ('families', 'jpeg', 'pillow', 'sound_decoding')])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert done.stdout.strip() == "[]", done.stderr
+
+
 def test_the_wire_needs_neither_grpc_nor_torch() -> None:
     """Worker processes import it: it must not bring what is heavy or unsafe there."""
     script = (

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 import sounds
-from penstock.client import Loader
+from penstock.client import Loader, media
 from penstock.server.cli import run
 from pictures import photograph
 from vision import drawn, encoded, write_vision_folder
@@ -208,11 +208,18 @@ def test_conversations_are_packed_with_their_pictures(
     job = yaml.safe_load((home / "penstock.yaml").read_text())["jobs"]["main"]
     assert job["media"] == {"dir": "photos"}
     assert job["processor"]["fake_image"] is True
+    assert job["processor"]["patches"] == "uint8"
+    assert "arrive=penstock.client.media.normalize" in (home / "penstock.yaml").read_text()
     assert "with their pictures, by the processor in model" in capsys.readouterr().out
     batch = chat_batch(home)
     assert batch["input_ids"].shape == (1, 512)
     assert len(batch["image_grid_thw"]) == batch["n_images_per_sample"].sum() >= 1
     assert batch["position_ids"].shape == (3, 1, 512)
+    assert batch["pixel_values"].dtype == np.uint8
+    with Loader("local:penstock.yaml", "main", arrive=media.normalize) as loader:
+        ready = dict(next(iter(loader)))
+    assert ready["pixel_values"].dtype.is_floating_point
+    assert "pixel_norm" not in ready
     assert 0 < (batch["labels"] != -100).sum() < (batch["attention_mask"] > 0).sum()
 
 
@@ -220,9 +227,9 @@ def test_pictures_without_a_place_are_shown_first(home: Path) -> None:
     """And a batch of a size is padded."""
     data = write_chats(home, "sharegpt", placeholders=False, folder="data/deep/photos")
     write_vision_folder(home / "model", "llava")
-    media = ["--media", "data/deep/photos"]
+    photos = ["--media", "data/deep/photos"]
 
-    assert run(["init", data.name, "--tokenizer", "model", "--batch-size", "2", *media]) == 0
+    assert run(["init", data.name, "--tokenizer", "model", "--batch-size", "2", *photos]) == 0
 
     job = yaml.safe_load((home / "penstock.yaml").read_text())["jobs"]["main"]
     assert job["processor"]["unplaced_images"] == "first_turn"

@@ -265,5 +265,5 @@ def test_without_lmdb_one_sentence_names_the_extra(tmp_path: Path) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
 
-    assert done.stdout.startswith("MissingExtra a medium in an LMDB needs the package lmdb: ")
+    assert done.stdout.startswith("MissingExtra a medium in an LMDB needs the package lmdb, ")
     assert "pip install 'penstock[lmdb]'" in done.stdout

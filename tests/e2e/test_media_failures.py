@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
 from pathlib import Path
 from typing import Any
 
+import lmdb
+import psutil
 import pytest
 
 from e2e.test_media import ROLES, crcs, job_of, line_of, picture, sums, write_jobs, write_media
 from e2e.test_processed_once import scraped
 from far_store import FarStore
-from harness import kill_process, serving, write_job_file
+from harness import kill_process, run_command, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader
 from penstock.server.core.refs import ItemRef
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Quarantined
-from penstock.wire.errors import BadItem, SourceChanged
+from penstock.wire.errors import BadItem, SourceChanged, WorkerCrashed
 
 QUARANTINE = {"on_item_error": "quarantine"}
 
@@ -117,7 +120,22 @@ def test_what_is_not_there_is_a_bad_item_that_names_it(tmp_path: Path) -> None:
 
     said = caught.value.message
     assert "item main[5] in epoch 0 of job 'main' fails in Sums.references()" in said
-    assert "media/1/99.jpg is not there: it is none of the 8 media" in said
+    assert "with '1/99.jpg' is not there: it is none of the 8 media that " in said
+
+
+def test_cat_of_a_job_file_says_an_error_once(tmp_path: Path) -> None:
+    """Its own node logs nothing of what its only reader is told; the name is the item's."""
+    write_media(tmp_path / "media", 2)
+    items = items_of(2)
+    items[1]["media"] = ["1/99.jpg"]
+    job = job_of(items, {"dir": "media"}, lanes=1, batch_size=1)
+    file = write_jobs(tmp_path, {"main": job})
+
+    ended = run_command(["penstock.client.cli", "cat", f"local:{file}", "main"])
+
+    assert ended.returncode == 1
+    assert ended.stderr.count("is not there") == 1, ended.stderr
+    assert "with '1/99.jpg' is not there: it is none of the 2 media" in ended.stderr
 
 
 @pytest.mark.parametrize("how", ["edited", "grown", "replaced", "removed"])
@@ -189,6 +207,24 @@ def test_a_processor_cannot_lose_an_item_to_a_store_that_is_away(tmp_path: Path)
     assert found == {n: crcs(picture(n)) for n in range(8)}
 
 
+def test_a_node_ends_while_its_worker_waits_for_a_server_that_is_silent(tmp_path: Path) -> None:
+    """After `drain_seconds`, a worker in the middle of a request too; no process is left behind."""
+    write_far(tmp_path / "far", 4)
+    with FarStore(tmp_path / "far") as store:
+        store.held = {f"{n % 2}/{n}.jpg": threading.Event() for n in range(4)}
+        job = job_of(items_of(4), {"dir": store.url}, lanes=1)
+        with serving(write_jobs(tmp_path, {"main": job}, workers=1, drain_seconds=1)) as server:
+            reader = server.read("main", horizon=1)
+            eventually(lambda: bool(store.asked), 60.0, "the worker waits for the store")
+            [pid] = server.worker_pids()
+
+            assert server.terminate() == 0
+            reader.cancel()
+
+        assert all(not gate.is_set() for gate in store.held.values())
+        eventually(lambda: not psutil.pid_exists(pid), 60.0, "the worker has ended")
+
+
 def test_a_worker_that_is_killed_while_it_fetches_costs_nothing(tmp_path: Path) -> None:
     """Another one makes the batch, the same; and what was read is counted."""
     write_far(tmp_path / "far", 16)
@@ -220,8 +256,42 @@ def test_a_worker_that_is_killed_while_it_fetches_costs_nothing(tmp_path: Path) 
     assert read >= sum(len(picture(n)) for n in range(4, 16))
 
 
+def test_an_lmdb_that_kills_its_reader_costs_a_worker_and_names_the_item(tmp_path: Path) -> None:
+    """A page in its middle says that a value is longer than the file: LMDB reads it all the same.
+
+    Workers die, the node goes on, and the item is the one to blame, as with any crash.
+    """
+    path = tmp_path / "media" / "a.mdb"
+    path.parent.mkdir()
+    made = lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 26)
+    with made.begin(write=True) as writing:
+        for number in range(6):
+            writing.put(f"key {number}".encode(), picture(number, 9600))
+    made.close()
+    data = bytearray(path.read_bytes())
+    node = data.index(b"key 3") - 8
+    struct.pack_into("<HH", data, node, 0, 0x00FF)  # 16 MB
+    path.write_bytes(data)
+    items = [{"n": n, "media": [f"lmdb: a.mdb::key {n}"]} for n in range(6)]
+    job = job_of(
+        items,
+        {"dir": "media"},
+        lanes=1,
+        batch_size=1,
+        distributor={"type": "map", "shuffle": "none"},
+    )
+    with serving(write_jobs(tmp_path, {"main": job}, workers=1)) as server:
+        reader = server.read("main", horizon=6)
+        assert [batch.header.position for batch in reader.take(3)] == [0, 1, 2]
+        with pytest.raises(WorkerCrashed) as caught:
+            reader.take(1)
+        assert server.process.poll() is None
+
+    assert "lane 0 of job 'main' stopped at offset 3: main[3] in epoch 0" in caught.value.message
+
+
 def test_coming_batches_are_asked_for_while_one_is_made(tmp_path: Path) -> None:
-    """The store has heard of four batches more when the first one waits for it."""
+    """The store has heard of all that a reader accepts when the first batch waits for it."""
     write_far(tmp_path / "far", 40)
     with FarStore(tmp_path / "far") as store:
         gate = threading.Event()
@@ -234,10 +304,27 @@ def test_coming_batches_are_asked_for_while_one_is_made(tmp_path: Path) -> None:
         )
         file = write_jobs(tmp_path, {"main": job}, workers=1)
         with serving(file) as server:
-            reader = server.read("main", horizon=1)
+            reader = server.read("main", horizon=5)
             eventually(lambda: len(store.asked) >= 20, 60.0, "five batches were asked for")
             asked = {int(Path(path).stem) for path, _ in store.asked}
             gate.set()
             reader.take(1)
 
     assert asked == set(range(20))
+
+
+def test_each_medium_is_fetched_once_by_all_workers_together(tmp_path: Path) -> None:
+    """A worker fetches ahead for the batches that it was given: no other one makes these.
+
+    A few of the first may be fetched twice, until it is known how long a batch takes.
+    """
+    write_far(tmp_path / "far", 400)
+    with FarStore(tmp_path / "far", delay_s=0.02) as store:
+        job = job_of(items_of(400), {"dir": store.url}, lanes=2)
+        file = write_jobs(tmp_path, {"main": job}, workers=2)
+        with serving(file) as server, Loader(server.address, "main") as loader:
+            found = sums(loader)
+
+    assert len(found) == 400
+    paths = [path for path, _ in store.asked]
+    assert len(paths) <= 1.05 * len(set(paths))

@@ -48,7 +48,7 @@ from penstock.server.roles.collators import PaddedCollator
 from penstock.server.sources import ItemsSource
 from penstock.server.testing import check_job, check_processor
 from penstock.wire import frame
-from penstock.wire.errors import BadBatch, BadItem, InvalidJob, PastEnd
+from penstock.wire.errors import BadBatch, BadItem, InvalidJob, PastEnd, PenstockError
 
 ROW, LIMITS = 32, {"patches": 40, "images": 3}
 
@@ -337,6 +337,70 @@ def test_steps_are_balanced_by_what_samples_count(tmp_path: Path) -> None:
     by_cost = {tuple(alike[n : n + 2]) for n in range(len(alike) % 2, len(alike), 2)}
     for each in steps:
         assert len(each & by_cost) >= len(by_cost) - 1, "all but those beside the border of epochs"
+
+
+@pytest.mark.parametrize("later_within", [0, 6])
+@pytest.mark.parametrize("batcher", ["best_fit", "knapsack", "best_fit_decreasing"])
+def test_an_index_whose_counts_lie_puts_no_row_above_a_limit(
+    batcher: str, later_within: int, tmp_path: Path
+) -> None:
+    """What it counts too low comes later or is counted, and each sample comes once at most."""
+    more = {"items": ITEMS, "told": TOLD, "epochs": 2}
+    job = planned_job(batcher, tmp_path, later_within=later_within, **more)
+
+    seen, left_out = Counter[Any](), 0
+    for lane in range(job.lanes):
+        line = Line(job, lane)
+        while True:
+            try:
+                plan = line.advance()
+            except PastEnd:
+                break
+            batch = line.make(plan)
+            left_out += dict(batch.accounting).get("quarantined:size", 0)
+            head = frame.read_header(batch.write(memoryview(bytearray(batch.nbytes))))
+            rows: dict[int, list[int]] = {}
+            for sample in head.samples:
+                rows.setdefault(sample.row, []).append(sample.index)
+            for row in rows.values():
+                assert sum(ITEMS[number][1] for number in row) <= LIMITS["images"]
+                assert sum(ITEMS[number][2] for number in row) <= LIMITS["patches"]
+            seen.update((sample.index, sample.epoch) for sample in head.samples)
+
+    assert set(seen.values()) == {1}
+    assert len(seen) + left_out == 2 * len(ITEMS)
+    assert left_out or later_within
+
+
+def test_an_edited_index_is_refused(tmp_path: Path) -> None:
+    """Whatever byte of its counts is another one."""
+    planned_job("knapsack", tmp_path)
+    path = tmp_path / "sizes.index"
+    whole = path.read_bytes()
+    for place in range(0, len(whole), max(1, len(whole) // 40)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(PenstockError):
+            plans_of(planned_job("knapsack", tmp_path, epochs=1))
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (2, 7)])
+def test_steps_are_balanced_where_all_cost_the_same(
+    counts: tuple[int, int], tmp_path: Path
+) -> None:
+    """Nothing, or the same: each sample comes once, and every lane restores."""
+    items = [(3 + (7 * n) % 23, *counts) for n in range(25)]
+    more: Any = {"items": items, "batches_per_step": 2, "epochs": 2}
+    batcher = BestFitDecreasingPackingBatcher(ROW, window=9)
+    made(make_job(batcher, **more), tmp_path / "sizes.index")
+    plan = Plan(str(tmp_path / "sizes.index"), window=12, balance="patches")
+
+    def job() -> Job:
+        return make_job(batcher, plan=plan, **more)
+
+    found = Counter((ref.item.index, ref.item.epoch) for ref in refs_in(plans_of(job())))
+    assert set(found.values()) == {1}
+    assert len(found) == 2 * len(items)
+    check_job(job, batches=6)
 
 
 def test_a_balance_by_what_nobody_counts_is_refused(tmp_path: Path) -> None:

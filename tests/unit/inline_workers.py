@@ -105,11 +105,6 @@ class InlineWorker(WorkerProcess):
         self._hear_all()
         return True
 
-    def _gone(self) -> None:
-        if not self.dead:
-            super()._gone()
-            self.side.link.arenas.close()
-
     def die(
         self,
         *,

@@ -263,6 +263,8 @@ class ServedNode:
     Args:
         job: The job; None = `make_job(**plan)`.
         listen: The address; a port of 0 = a free one.
+        memory: The store's, with that of another node; None = its own.
+        node_id: Its id; empty = host and address.
         plan: See `make_job`.
 
     Attributes:
@@ -271,12 +273,22 @@ class ServedNode:
         service: Its gRPC side, of the present life.
     """
 
-    def __init__(self, job: Job | None = None, *, listen: str = "127.0.0.1:0", **plan: Any) -> None:
+    def __init__(
+        self,
+        job: Job | None = None,
+        *,
+        listen: str = "127.0.0.1:0",
+        memory: Memory | None = None,
+        node_id: str = "",
+        **plan: Any,
+    ) -> None:
         self.gate = Gate()
         self.plan = plan
         self.job = job or make_job(gate=self.gate, **plan)
         self.address = listen
-        self.memory = Memory()
+        self.memory, self.node_id = memory or Memory(), node_id
+        self.store: MemoryStore
+        self.service: Service
         self.said: list[Any] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open = contextlib.AsyncExitStack()
@@ -321,15 +333,19 @@ class ServedNode:
         self._run(self._open.aclose())
 
     async def _start(self) -> None:
-        store = MemoryStore(self.memory)
+        store = self.store = MemoryStore(self.memory)
         await store.open()
         self._open.push_async_callback(store.close)
         node = ThreadNode({"code": self.job}, store, workers=1, bound_bytes=256 << 20)
         self._open.push_async_callback(node.close, 0.0)
         await node.start()
-        self.service = service = Service(node, store, Metrics("test"))
+        service = self.service = Service(node, store, Metrics("test"), node_id=self.node_id)
         self.address = await service.start(self.address)
         self._open.push_async_callback(service.stop, 0.0)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return what a coroutine gives that runs in the node's event loop."""
+        return self._run(coroutine)
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,6 +84,18 @@ def take(feed: Feed, positions: range) -> list[int]:
     return found
 
 
+def take_until(feed: Feed, start: int, holds: Callable[[list[int]], bool]) -> int:
+    """Take positions until something holds of the nodes they came from; return the next one."""
+    found: list[int] = []
+    for position in itertools.count(start):
+        found += take(feed, range(position, position + 1))
+        if len(found) >= 3 * LANES and holds(found):
+            return position + 1
+        threading.Event().wait(0.002)
+        assert position < start + 20_000, f"it never came to hold: {found[-50:]}"
+    raise AssertionError
+
+
 @contextlib.contextmanager
 def two_nodes(**options: Any) -> Iterator[tuple[list[ServedNode], list[Link]]]:
     """Serve one job from two nodes, each behind a link."""
@@ -139,8 +153,11 @@ def test_a_node_that_works_long_says_so_and_keeps_its_units(
     assert left(caplog) == []
 
 
-def test_a_node_that_is_said_to_drain_is_left_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_is_said_to_drain_is_left_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also before it says so itself on its streams."""
+    monkeypatch.setattr("penstock.client.reading.failover.AGAIN_S", 60.0)
     with (
         two_nodes() as (_, links),
         reading([link.address for link in links], 200) as (
@@ -151,14 +168,50 @@ def test_a_node_that_is_said_to_drain_is_left_at_once(caplog: pytest.LogCaptureF
     ):
         take(feed, range(20))
         one, other = known.usable
-        known.usable = (
-            one,
-            KnownNode(other.node_id, 0, other.target, other.transport, 1, draining=True),
-        )
+        known.usable = one, replace(other, draining=True)
         wait_until(lambda: left(caplog), "it is left")
         take(feed, range(20, 40))
 
         assert set(take(feed, range(40, 200))) == {0}
+
+
+def test_a_node_that_has_drained_and_is_back_is_read_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though it is known as one that drains, until it is asked again."""
+    monkeypatch.setattr("penstock.client.nodes.placement.HEALTHY_S", 0.2)
+    monkeypatch.setattr("penstock.client.reading.failover.AGAIN_S", 0.1)
+    with (
+        two_nodes() as (_, links),
+        reading([link.address for link in links], 4000) as (feed, known),
+        caplog.at_level(logging.WARNING, "penstock"),
+    ):
+        one, other = known.usable
+        take(feed, range(20))
+        known.usable = one, replace(other, draining=True)
+        wait_until(lambda: left(caplog), "it is left")
+
+        take_until(feed, 20, lambda found: {0} == set(found[-3 * LANES :]))
+        take_until(feed, feed._slots.next, lambda found: 1 in found)
+        assert len(left(caplog)) == 1
+
+
+def test_nodes_that_join_and_go_are_read_from_a_boundary_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.client.nodes.placement.HEALTHY_S", 0.2)
+    with (
+        two_nodes() as (_, links),
+        reading([link.address for link in links], None) as (feed, known),
+    ):
+        one, other = known.usable
+        take(feed, range(20))
+        known.usable = (one,)
+        gone = take_until(feed, 20, lambda found: set(found[-3 * LANES :]) == {0})
+        known.usable = one, other
+        back = take_until(feed, gone, lambda found: 1 in found)
+
+        assert back > gone
 
 
 @pytest.mark.parametrize(

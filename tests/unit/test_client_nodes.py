@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import math
 import os
@@ -15,13 +16,19 @@ from typing import Any
 import pytest
 
 from penstock.client import Loader
+from penstock.client import cli as reader_cli
 from penstock.client.calls.control import Control
 from penstock.client.calls.node_address import Address, Tls, Token, address_of
 from penstock.client.nodes.addresses import AddressFile, Origin, ResolvedName, origins
 from penstock.client.nodes.target_nodes import TargetNodes, open_nodes
 from penstock.client.nodes.usable import NodeAnswer, ReadFrom, common_to_most, settle
 from penstock.wire import PROTOCOL
-from penstock.wire.errors import InvalidRequest, NoUsableNode, PenstockError, Unreachable
+from penstock.wire.errors import (
+    InvalidRequest,
+    NoUsableNode,
+    PenstockError,
+    Unreachable,
+)
 from penstock.wire.v1 import feed_pb2
 from unit.served import ServedNode, wait_until
 from unit.test_client_transport import offer
@@ -322,9 +329,8 @@ def test_a_start_without_a_node_is_refused_and_names_each() -> None:
         assert unknown.value.code == "unknown_job"
 
 
-@pytest.mark.parametrize("count", [2, 40])
-def test_dead_addresses_are_all_named(count: int) -> None:
-    dead = [closed_port() for _ in range(count)]
+def test_dead_addresses_are_all_named() -> None:
+    dead = [closed_port() for _ in range(40)]
     with (
         Loader(dead, "code", **{**READ, "deadline_s": 2.0}) as loader,
         pytest.raises(Unreachable) as caught,
@@ -367,6 +373,25 @@ def test_addresses_that_a_name_does_not_tell_for_once_are_kept(served: list[Serv
         nodes.close()
 
 
+def test_reading_goes_on_where_a_node_has_gone(tmp_path: Path) -> None:
+    """The only node is back at another address, as a Pod is; nothing is lost or repeated."""
+    file = tmp_path / "nodes"
+    with ServedNode(batches=3000, lanes=6) as node:
+        file.write_text(node.address)
+        with Loader(f"file:{file}", "code", group="run", **READ) as loader:
+            batches = iter(loader)
+            found = [next(batches).position for _ in range(100)]
+            node.stop()
+            node.address = "127.0.0.1:0"
+            node.start()
+            replace(file, node.address)
+            found += [batch.position for batch in batches]
+            assert loader.commit() == 3000
+            assert loader.stats()["reconnects"] >= 1
+
+    assert found == list(range(3000))
+
+
 # --- short calls ---
 
 
@@ -385,7 +410,7 @@ def test_a_call_goes_to_the_next_node_where_one_is_away() -> None:
 
 def test_the_error_of_a_call_names_every_node() -> None:
     first, last = of_one_store(2, batches=6)
-    options = {**READ, "deadline_s": 3.0}
+    options = {**READ, "deadline_s": 1.5}
     with first, last, Loader([first.address, last.address], "code", group="r", **options) as loader:
         loader.state_dict()
         addresses = first.address, last.address
@@ -452,3 +477,51 @@ def origins_of(target: str) -> list[Origin]:
     found = origins(address_of(target, environ={}))
     assert isinstance(found, list)
     return found
+
+
+# --- the end ---
+
+
+def threads() -> list[str]:
+    """Return the threads that look for nodes."""
+    return [each.name for each in threading.enumerate() if each.name == "penstock-nodes"]
+
+
+def test_the_thread_ends_with_its_loader(served: list[ServedNode]) -> None:
+    """Closed or collected; a target of one address never has one."""
+    addresses = [node.address for node in served]
+    with Loader(addresses[0], "code", **READ) as loader:
+        next(iter(loader))
+        assert not threads()
+    loader = Loader(addresses, "code", **READ)
+    next(iter(loader))
+    assert len(threads()) == 1
+    loader.close()
+    loader.close()
+    assert not threads()
+
+    loader = Loader(addresses, "code", **READ)
+    next(iter(loader))
+    del loader
+    gc.collect()
+    wait_until(lambda: not threads(), "the end of the thread")
+
+
+def test_a_loader_that_was_never_used_has_nothing_to_end() -> None:
+    with Loader(["a:1", "b:2"], "code", **READ):
+        pass
+    assert not threads()
+
+
+def test_commands_about_groups_take_several_nodes(
+    served: list[ServedNode], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any node of the store answers, also where the first one of the target is away."""
+    with Loader(served[0].address, "code", group="named", **READ) as loader:
+        next(iter(loader))
+        loader.commit()
+    target = ",".join([closed_port(), served[1].address, served[2].address])
+
+    assert reader_cli.main(["cursors", target, "code", "list", "--json"]) == 0
+
+    assert '"named"' in capsys.readouterr().out

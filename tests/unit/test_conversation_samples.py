@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 import sys
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from chats import PLAIN
-from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
 from penstock.server.media.families.rope_positions import rope_positions
 from penstock.server.media.jpeg import simplejpeg
@@ -28,10 +22,25 @@ from penstock.server.media.medium import HeldMedium
 from penstock.server.planning.make.measuring import Measuring
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.roles.collators import PackedCollator, PaddedCollator
-from penstock.server.roles.context import CollateContext, ProcessContext
+from penstock.server.roles.context import CollateContext
 from penstock.server.roles.processors import ConversationProcessor
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import InvalidJob, MissingExtra
+from talks import (
+    SMALL,
+    Turn,
+    as_openai,
+    as_placeholders,
+    as_sharegpt,
+    as_transformers,
+    generated,
+    marked,
+    media_of,
+    processed,
+    skipped,
+    talk,
+    transformers_positions,
+)
 from vision import (
     CLASSES,
     drawn,
@@ -41,13 +50,6 @@ from vision import (
     write_vision_folder,
 )
 
-Turn = tuple[str, list[Any]]
-"""Who speaks, and what: texts, and numbers of pictures."""
-
-WORDS = ("What is the answer?", "It is four.", "You are helpful.", "Thank you.\nuser", "a")
-SMALL = {"qwen3_vl": {"size": {"shortest_edge": 1024, "longest_edge": 65536}}}
-"""Settings that keep pictures of tests small."""
-
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -56,147 +58,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind in CLASSES:
         write_vision_folder(home / kind, kind, **SMALL.get(kind, {}))
     return home
-
-
-def media_of(role: ConversationProcessor, item: Any) -> list[HeldMedium]:
-    """Return what is fetched for a processor: here items hold the bytes."""
-    held = [each["bytes"] if isinstance(each, dict) else each for each in role.references(item)]
-    return [HeldMedium(f"picture {number}", data) for number, data in enumerate(held)]
-
-
-def context(media: Sequence[HeldMedium] = ()) -> ProcessContext:
-    return ProcessContext(ItemRef("main", 0, 0), seed=1, media=media)
-
-
-def processed(role: ConversationProcessor, item: Any) -> Any:
-    return role.process(item, context(media_of(role, item)))
-
-
-def skipped(role: ConversationProcessor, item: Any) -> str | None:
-    told = context(media_of(role, item))
-    assert role.process(item, told) is None
-    return told.skipped
-
-
-def talk(draw: random.Random, pictures: int) -> list[Turn]:
-    """Return a conversation of so many pictures, all in users' turns."""
-    pairs = draw.randint(1, 3)
-    places = sorted(draw.choices(range(pairs), k=pictures))
-    turns: list[Turn] = []
-    if draw.random() < 0.4:
-        turns.append(("system", [draw.choice(WORDS)]))
-    number = 0
-    for pair in range(pairs):
-        said: list[Any] = [draw.choice(WORDS)] if draw.random() < 0.7 else []
-        for _ in range(places.count(pair)):
-            said.append(number)
-            number += 1
-            if draw.random() < 0.6:
-                said.append(draw.choice(WORDS))
-        turns += [("user", said or [draw.choice(WORDS)]), ("assistant", [draw.choice(WORDS)])]
-    return turns
-
-
-def as_sharegpt(turns: list[Turn], files: list[Any], draw: random.Random) -> dict[str, Any]:
-    """Return it as LLaVA's data has it: `<image>` in the texts, in any case, and blanks."""
-    names = {"user": "human", "assistant": "gpt", "system": "system"}
-    said = [
-        {
-            "from": names[role],
-            "value": draw.choice(["", "\n"]).join(
-                part
-                if isinstance(part, str)
-                else draw.choice(["<image>", "<IMAGE>", "<Image>\n", " <image> "])
-                for part in parts
-            ),
-        }
-        for role, parts in turns
-    ]
-    return {"conversations": said, "images": files}
-
-
-def as_openai(turns: list[Turn], files: list[Any]) -> dict[str, Any]:
-    """Return it as OpenAI's interface takes it: each picture in its own part."""
-    return {
-        "messages": [
-            {
-                "role": role,
-                "content": [
-                    {"type": "text", "text": part}
-                    if isinstance(part, str)
-                    else {"type": "image_url", "image_url": {"url": _data_url(files[part])}}
-                    for part in parts
-                ],
-            }
-            for role, parts in turns
-        ]
-    }
-
-
-def as_placeholders(turns: list[Turn], files: list[Any]) -> dict[str, Any]:
-    """Return it with parts that only say where a picture is, and a column of pictures."""
-    found = as_openai(turns, files)
-    for message in found["messages"]:
-        for part in message["content"]:
-            if part["type"] == "image_url":
-                part.clear()
-                part.update(type="image", text=None)
-    return {**found, "images": [{"bytes": file, "path": None} for file in files]}
-
-
-def as_transformers(turns: list[Turn]) -> list[dict[str, Any]]:
-    return [
-        {
-            "role": role,
-            "content": [
-                {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
-                for part in parts
-            ],
-        }
-        for role, parts in turns
-    ]
-
-
-def _data_url(data: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(data).decode()
-
-
-def marked(kind: str, ids: list[int]) -> list[int]:
-    """Return the labels that a scan for the template's marks gives, written in loops."""
-    tokenizer = vision_tokenizer()
-    marks = {"kimi": "<|im_assistant|>assistant<|im_middle|>"}
-    mark = tokenizer.encode(marks.get(kind, "<|im_start|>assistant\n")).ids
-    stop = tokenizer.token_to_id("<|im_end|>")
-    labels, at = [-100] * len(ids), 0
-    while at < len(ids):
-        if ids[at : at + len(mark)] != mark:
-            at += 1
-            continue
-        at += len(mark)
-        while at < len(ids):
-            labels[at] = ids[at]
-            at += 1
-            if ids[at - 1] == stop:
-                break
-    return labels
-
-
-def generated(folder: Path, messages: Any, ids: list[int], each: int) -> list[int]:
-    """Return the labels of `{% generation %}`, by transformers, with pictures widened."""
-    tokenizer = whole_processor("llava", folder).tokenizer
-    told = tokenizer.apply_chat_template(
-        messages,
-        chat_template=(folder / "chat_template.jinja").read_text(),
-        return_dict=True,
-        return_assistant_tokens_mask=True,
-    )
-    picture = tokenizer.convert_tokens_to_ids("<image>")
-    mask = [
-        flag
-        for token, flag in zip(told["input_ids"], told["assistant_masks"], strict=True)
-        for _ in range(each if token == picture else 1)
-    ]
-    return [token if flag else -100 for token, flag in zip(ids, mask, strict=True)]
 
 
 @pytest.mark.parametrize("patches", ["uint8", "float32"])
@@ -260,29 +121,6 @@ def test_samples_are_those_of_transformers(kind: str, home: Path) -> None:
 
 
 # --- positions in three dimensions ---
-
-
-def transformers_positions(kind: str, sample: Any, mask: Any = None) -> Any:
-    """Return what the model's own `get_rope_index` gives for a sample."""
-    import importlib
-
-    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
-    name = {"qwen2_vl": "Qwen2VLModel", "qwen2_5_vl": "Qwen2_5_VLModel", "qwen3_vl": "Qwen3VLModel"}
-    model = getattr(module, name[kind])
-    vision = SimpleNamespace(spatial_merge_size=2, tokens_per_second=2)
-    own = SimpleNamespace(config=SimpleNamespace(vision_config=vision))
-    own.get_vision_position_ids = partial(model.get_vision_position_ids, own)
-    ids = torch.from_numpy(sample["input_ids"]).long()[None]
-    picture = vision_tokenizer().token_to_id("<|image_pad|>")
-    grids = torch.from_numpy(sample["image_grid_thw"])
-    found, _ = model.get_rope_index(
-        own,
-        ids,
-        mm_token_type_ids=(ids == picture).int(),
-        image_grid_thw=grids if mask is None else None,
-        attention_mask=None if mask is None else torch.from_numpy(mask)[None].long(),
-    )
-    return found[:, 0].numpy()
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
@@ -714,7 +552,7 @@ def openai(*parts: Any) -> dict[str, Any]:
         ({"messages": [{"role": "user", "content": 5}]}, "content of type int"),
         ({**openai({"type": "image"}), "images": [None]}, "is null"),
         (openai({"type": "image", "image": {"bytes": b"xx"}}), "picture 0"),
-        (openai({"type": "text", "text": "<|image_pad|>"}), "wrote 1 <|image_pad|> for 0 pictures"),
+        (openai({"type": "text", "text": "<|image_pad|>"}), "text of turn 0 holds <|image_pad|>"),
         (
             openai({"type": "image", "image": {"bytes": encoded(Image.new("RGB", (1000, 2)))}}),
             "more than 200 times as long",

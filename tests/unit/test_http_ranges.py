@@ -61,7 +61,7 @@ def test_a_server_that_gives_too_much_takes_no_memory(address: str, path: str) -
         [medium] = reader.media([path])
         assert bytes(medium.head(8)) == b"01234567"
         if path != "part":
-            with pytest.raises(BadItem, match="has 268,435,456 bytes, and max_file_bytes"):
+            with pytest.raises(BadItem, match=r"has [0-9,]+ bytes or more, and max_file_bytes"):
                 medium.read()
         _, peak = tracemalloc.get_traced_memory()
     finally:

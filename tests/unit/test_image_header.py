@@ -5,15 +5,24 @@ from __future__ import annotations
 import io
 import os
 import random
+import struct
+import time
 import tracemalloc
 import warnings
+import zlib
+from collections.abc import Callable
 
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin
 
 import pictures
 from penstock.server.media.bad_picture import BadPicture
-from penstock.server.media.image_header import ImageHeader, parse_header, read_header
+from penstock.server.media.image_header import (
+    MAX_HEADER_BYTES,
+    ImageHeader,
+    parse_header,
+    read_header,
+)
 from penstock.server.media.medium import HEAD_BYTES, HeldMedium, Medium
 
 DRAWN = dict(pictures.drawn())
@@ -198,6 +207,80 @@ def test_damage_gives_a_size_or_a_named_error(count: int) -> None:
         tracemalloc.stop()
 
     assert peak < 64 << 20
+
+
+def png_chunk(kind: bytes, data: bytes = b"") -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+PNG_START = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 4, 8, 2, 0, 0, 0))
+GIF_START = b"GIF89a" + struct.pack("<HHBBB", 4, 4, 0, 0, 0)
+WEBP_START = b"RIFF\xff\xff\xff\x7fWEBPVP8X" + struct.pack("<I", 10) + b"\x08" + bytes(3) + bytes(6)
+
+LONG: dict[str, Callable[[], bytes]] = {
+    "png of empty chunks": lambda: PNG_START + png_chunk(b"teSt") * 1_000_000,
+    "png of one large chunk": lambda: (
+        PNG_START + struct.pack(">I", 64 << 20) + b"teSt" + bytes(64 << 20)
+    ),
+    "png of large EXIF": lambda: (
+        PNG_START + struct.pack(">I", 64 << 20) + b"eXIf" + bytes(64 << 20)
+    ),
+    "gif of comments": lambda: GIF_START + b"\x21\xfe\x01a\x00" * 2_000_000,
+    "gif of one comment": lambda: GIF_START + b"\x21\xfe" + b"\x01a" * 5_000_000,
+    "gif of one long comment": lambda: GIF_START + b"\x21\xfe" + (b"\xff" + b"a" * 255) * 100_000,
+    "jpeg of markers": lambda: b"\xff\xd8" + b"\xff\xfe\0\x02" * 2_000_000,
+    "jpeg of markers without a length": lambda: b"\xff\xd8" + b"\xff\x01" * 4_000_000,
+    "jpeg of fill bytes": lambda: b"\xff\xd8" + b"\xff" * 8_000_000,
+    "jpeg of long segments": lambda: b"\xff\xd8" + (b"\xff\xe2\xff\xff" + bytes(65533)) * 400,
+    "webp of empty chunks": lambda: WEBP_START + b"teSt\0\0\0\0" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_header_that_does_not_come_is_not_waited_for(name: str) -> None:
+    """One that was made to be slow is refused after a stated number of parts, or of bytes."""
+    medium = Counting(LONG[name]())
+
+    began_s = time.process_time()
+    with pytest.raises(BadPicture, match=r"do not begin within 50,000 parts and 16,777,216 bytes"):
+        read_header(medium)
+
+    assert time.process_time() - began_s < 5  # some were 10 s and more
+    assert medium.asked <= 4 * MAX_HEADER_BYTES + HEAD_BYTES
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF"])
+def test_long_headers_of_real_files_are_read(kind: str) -> None:
+    """Profiles, thumbnails and XMP of megabytes, as programs write them, are read."""
+    out = io.BytesIO()
+    image = Image.new("RGB", (8, 6))
+    if kind == "JPEG":
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        exif[0x010E] = "a" * 60_000
+        image.save(out, kind, icc_profile=bytes(4 << 20), exif=exif, xmp=b"x" * 65_000)
+        data = out.getvalue()
+        segment = b"\xff\xe1\xff\xffhttp://ns.adobe.com/xmp/extension/\0" + bytes(65_498)
+        data = data[:2] + segment * 100 + data[2:]  # 6 MB of extended XMP
+    elif kind == "PNG":
+        info = PngImagePlugin.PngInfo()
+        for number in range(500):
+            info.add_text(f"note {number}", "a" * 10_000)
+        image.save(out, kind, icc_profile=os.urandom(4 << 20), pnginfo=info)
+        data = out.getvalue()
+    else:
+        image.save(out, kind)
+        data = out.getvalue()
+        at = data.index(b"\x2c", 13)
+        text = b"<rdf:li>" * 8
+        xmp = b"\x21\xff\x0bXMP DataXMP" + (bytes([len(text)]) + text) * 30_000 + b"\0"
+        while data[at : at + 1] != b"\x2c" or data[at + 1 : at + 5] != bytes(4):
+            at = data.index(b"\x2c", at + 1)
+        data = data[:at] + xmp + data[at:]
+
+    found = header(data)
+
+    assert (found.width, found.height) == ((6, 8) if kind == "JPEG" else (8, 6))
 
 
 def test_a_directory_that_names_many_entries_takes_little_time() -> None:

@@ -21,7 +21,7 @@ from penstock.server.media.picture import DECODERS
 from penstock.server.media.resize import FILTERS, KERNELS
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.processors import ImageProcessor
-from penstock.wire.errors import InvalidJob
+from penstock.wire.errors import InvalidJob, MissingExtra
 
 PHOTO = pictures.photograph()
 JPEG = pictures.encoded(PHOTO, "JPEG", quality=90)
@@ -301,6 +301,20 @@ def test_a_side_of_one_pixel_is_turned_and_mirrored_as_any(
         assert min(pixels(ImageProcessor(flip=flip), data).strides) > 0
 
 
+@pytest.mark.parametrize("layout", ["HWC", "CHW"])
+@pytest.mark.parametrize("size", [(1, 3), (3, 1), (1, 1), (1, 999), (999, 1), (3, 3), (2, 5)])
+def test_a_picture_is_shown_as_it_is_whatever_its_sides(size: tuple[int, int], layout: str) -> None:
+    """A side of 1 or 3 is not taken for its channels."""
+    drawn = Image.fromarray(np.arange(size[0] * size[1] * 3).astype(np.uint8).reshape(*size, 3))
+    out = io.BytesIO()
+    drawn.save(out, "PNG")
+    role = ImageProcessor(layout=layout)
+
+    [shown] = role.pictures(role.process({"image": out.getvalue()}, context(out.getvalue())))
+
+    assert np.array_equal(shown, np.asarray(drawn))
+
+
 def test_what_decodes_is_in_the_identity() -> None:
     """Also where it is the default: no other version of penstock may choose another one."""
     assert ImageProcessor().identity()["decodes"] == ["jpeg", 2, "pillow"]
@@ -445,12 +459,14 @@ def test_a_torchvision_that_cannot_be_loaded_is_one_sentence(
     path = tmp_path / "augment.py"
     path.write_text("from torchvision.transforms import v2\n\npipeline = v2.Compose([])\n")
 
-    with pytest.raises(InvalidJob) as raised:
+    with pytest.raises(MissingExtra) as raised:
         ImageProcessor(transform=f"{path}:pipeline").identity()
 
     said = str(raised.value)
-    assert "operator torchvision::nms does not exist" in said
-    assert "install the torchvision of this torch" in said
+    assert (
+        "needs the package torchvision, which is installed and cannot be imported "
+        "(RuntimeError: operator torchvision::nms does not exist): install it anew"
+    ) in said
     assert "\n" not in said
     assert raised.value.fields.get("traceback") is None
 

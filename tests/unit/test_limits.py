@@ -204,6 +204,7 @@ def test_limits_are_in_the_identity_only_where_they_are_given(name: str) -> None
     [
         ({}, "limits is {}: name what rows may count"),
         ([8], r"limits is \[8\]: name what rows may count"),
+        ({"images": 2**63}, r"limits.images is 9\d+: give a number up to 2\^63 - 1"),
         ({"images": 0}, "limits.images is 0: give what a row may count as a whole number"),
         ({"images": "8"}, "limits.images is '8': give what a row may count"),
         ({8: 8}, "limits has 8, which is no name"),
@@ -331,3 +332,16 @@ def test_a_planned_window_is_packed_as_one_of_a_lane(
     told = {f"dropped:{name}": n for name, n in batcher.dropped().items()}
     told |= {f"batcher:{name}": n for name, n in batcher.counters().items()}
     assert dict(packed.counts) == {name: n for name, n in told.items() if n}
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_numbers_near_the_largest_are_added_rightly(name: str) -> None:
+    """Two that only together are above a limit do not share a row."""
+    half = 2**62
+    batcher = PACKERS[name](limits={"images": 2**63 - 1})
+
+    batches = run(batcher, refs_of([(2, half), (2, half), (2, half), (2, half - 1)]))
+
+    rows = [row for batch in batches for row in batch]
+    assert sum(map(len, rows)) == 4
+    assert all(sum(ref.counts[0] for ref in row) < 2**63 for row in rows)

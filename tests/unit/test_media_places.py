@@ -58,6 +58,8 @@ def test_names_lead_below_what_the_job_names(name: str, place: tuple[str, str, s
         "https://ok.org/picsother/cat.jpg",
         "https://ok.org/pics/../secret",
         "https://ok.org/pics/%2e%2e/secret",
+        "https://ok.org/pics/%252e%252e/secret",
+        "https://ok.org/pics/..;/secret",
         "https://ok.org/pics/%2E./secret",
         "https://ok.org/pics/..\\secret",
         "https://ok.org/pics/a\n.jpg",

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from far_store import FarStore
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
 from penstock.server.jobs.load import load
@@ -150,7 +151,7 @@ def test_an_lmdb_that_was_cut_off_is_a_bad_item(tmp_path: Path, left: float) -> 
     reader = MediaReader(MediaFiles(str(tmp_path)))
 
     for medium in reader.media(["lmdb: cut.mdb::1", "lmdb: cut.mdb::99"]):
-        with pytest.raises(BadItem, match=r"cut\.mdb has .* pages of LMDB: it was cut off"):
+        with pytest.raises(BadItem, match=r"cut\.mdb is damaged: it has .* bytes: it was cut"):
             medium.read()
 
 
@@ -313,6 +314,51 @@ def test_sizes_come_from_heads_alone(tmp_path: Path) -> None:
 
     assert sizes[:4] == [0, 1, 2, 3]
     assert isinstance(sizes[4], Bad)
-    assert "4.jpg is not there" in sizes[4].error.message
+    assert "'4.jpg' is not there" in sizes[4].error.message
     assert job.role_sets[0].plans_from_refs
     assert job.media_bytes() == 16
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ({"path": "a.jpg", "offset": 100}, "has 100 bytes, and the item names what follows its"),
+        ({"path": "a.jpg", "offset": 10**12}, "names what follows its byte 1,000,000,000,000: the"),
+        ({"path": "a.jpg", "offset": 90, "length": 11}, "names 11 bytes of it from byte 90 on"),
+        ({"path": "a.jpg", "length": 2000}, "^the part that the item names of .* has 2,000 bytes"),
+        (
+            {"path": "data:;base64,AAAA", "offset": 1},
+            r"bytes of the item \(offset 1, length null\)",
+        ),
+        (
+            {"path": "data:;base64,AAAA", "length": 1},
+            r"bytes of the item \(offset null, length 1\)",
+        ),
+        ({"bytes": b"abc", "offset": 1}, "medium 0 is a part of the bytes of the item"),
+        ({"lmdb": "db::x", "length": 1}, "medium 0 is a part of an LMDB's value"),
+        ("data:;base64," + "A" * 1336, "data: URL of 1,002 bytes, and max_file_bytes .* is 1,000"),
+    ],
+)
+def test_a_part_that_is_not_there_is_a_bad_item(tmp_path: Path, reference: Any, said: str) -> None:
+    """And so is one beside what has no parts; nothing is cut short, or left out, in silence."""
+    (tmp_path / "a.jpg").write_bytes(bytes(100))
+    reader = MediaReader(MediaFiles(str(tmp_path), max_file_bytes=1000))
+    with FarStore(tmp_path) as store:
+        far = MediaReader(MediaFiles(store.url, max_file_bytes=1000))
+        for each in (reader, far):
+            for look in ("head", "read"):
+                with pytest.raises(BadItem, match=said):
+                    getattr(each.media([reference])[0], look)()
+
+
+def test_the_end_of_a_file_may_be_named_as_nothing(tmp_path: Path) -> None:
+    """A part without bytes, wherever it lies, is one, and so is an empty file."""
+    (tmp_path / "a.jpg").write_bytes(bytes(100))
+    (tmp_path / "e.jpg").write_bytes(b"")
+    reader = MediaReader(MediaFiles(str(tmp_path)))
+    for reference in (
+        {"path": "a.jpg", "offset": 100, "length": 0},
+        {"path": "e.jpg", "offset": 0},
+    ):
+        [medium] = reader.media([reference])
+        assert (medium.size(), bytes(medium.head()), bytes(medium.read())) == (0, b"", b"")

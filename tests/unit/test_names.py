@@ -18,6 +18,7 @@ SAME = {
     "cli.py": "the entry point of `penstock` and that of `penstockd`",
     "errors.py": "the client's are those of the wire, under another name",
     "quarantine.py": "what a node does about it, and the command that shows it",
+    "store.py": "what every store promises, and the command that moves one",
 }
 """Files of one name that are about one thing, and what that is."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from typing import ClassVar
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,7 +18,19 @@ from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import VerdictBook
 from penstock.server.pipeline.sample_planner import SamplePlanner
-from penstock.server.roles import IdentityProcessor, MapDistributor
+from penstock.server.roles import (
+    BestFitDecreasingPackingBatcher,
+    BestFitPackingBatcher,
+    IdentityProcessor,
+    KnapsackPackingBatcher,
+    MapDistributor,
+    ProcessContext,
+    RawItemProcessor,
+    Sample,
+    WindowPackingBatcher,
+)
+from penstock.server.roles.batchers.packer import PackingBatcher
+from penstock.server.roles.samples import SampleSizes
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadSnapshot
 from resume.plans import make_job
@@ -151,3 +165,68 @@ def test_a_snapshot_says_up_to_which_verdict_it_was_planned() -> None:
     states = [snapshot.decode(data, job.log_id, 0)[1] for data in both]
     assert [state.get("verdicts", 0) for state in states] == [0, 4, 4, 9]
     assert snapshots(verdicts[:1])[:3] == both[:3]
+
+
+class Measured(RawItemProcessor):
+    """Counts images and patches beside tokens."""
+
+    version: ClassVar[int | str | None] = 1
+    one_to_one: ClassVar[bool] = True
+
+    @property
+    def measures(self) -> Sequence[str]:
+        """Return both."""
+        return ("images", "patches")
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Return so many tokens."""
+        return {"input_ids": [1] * raw[0], "counted": raw[1:]}
+
+    def size(self, raw: Any) -> SampleSizes:
+        """Return all three."""
+        return SampleSizes(raw[0], tuple(raw[1:]))
+
+    def counts(self, sample: Sample) -> Sequence[int]:
+        """Return what the item says."""
+        counted: Sequence[int] = sample["counted"]
+        return counted
+
+
+PACKERS: list[PackingBatcher] = [
+    BestFitPackingBatcher(40, pool_size=9, overlong="drop", limits={"images": 6, "patches": 60}),
+    KnapsackPackingBatcher(40, window=9, overlong="drop", limits={"images": 6}),
+    WindowPackingBatcher(40, window=6, overlong="drop", limits={"patches": 60}),
+    BestFitDecreasingPackingBatcher(40, window=9, overlong="drop"),
+]
+
+
+def with_refs(state: Any, change: Callable[[list[Any]], list[Any]]) -> Any:
+    """Return a state whose refs of samples are others."""
+    if isinstance(state, dict):
+        if set(state) == {"ref"}:
+            return {"ref": change(list(state["ref"]))}
+        return {key: with_refs(inner, change) for key, inner in state.items()}
+    return [with_refs(inner, change) for inner in state] if isinstance(state, list) else state
+
+
+@pytest.mark.parametrize("packer", PACKERS, ids=lambda packer: type(packer).type_name)
+def test_counts_that_cannot_be_are_the_snapshots_mistake(packer: PackingBatcher) -> None:
+    """Too few, too many, none, or no whole numbers from 0 on; and sizes like these."""
+    draw = random.Random(5)
+    items = [(draw.randint(1, 20), draw.randint(0, 3), draw.randint(0, 30)) for _ in range(99)]
+    job = Job(ItemsSource(items), processor=Measured(), batcher=packer.clone(), lanes=1)
+    planner = SamplePlanner(job, 0, Items(job))
+    for _ in range(7):
+        planner.next()
+    _, state = snapshot.decode(planner.snapshot(), job.log_id, 0)
+    assert with_refs(state, lambda ref: [*ref[:-1], [0, 0]]) != state, "it holds samples"
+    numbers: list[Any] = [-1, 1.5, "1", None, True, 2**63, [1]]
+    changed = [[], [1], [1, 1, 1], *([1, number] for number in numbers)]
+    forms = [lambda ref, own=own: [*ref[:-1], own] for own in changed]
+    forms += [lambda ref, own=own: [*ref[:4], own, ref[-1]] for own in numbers]
+    forms.append(lambda ref: ref[:-1])
+
+    for form in forms:
+        data = snapshot.encode(job.log_id, 0, 7, with_refs(state, form))
+        with pytest.raises(BadSnapshot, match="has not the form"):
+            SamplePlanner(job, 0, Items(job)).restore(data)

@@ -10,14 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.core.refs import ItemRef
+from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
+from penstock.server.job.job import Job
 from penstock.server.media.bad_sound import BadSound
 from penstock.server.media.medium import HeldMedium
 from penstock.server.media.resample import resample
-from penstock.server.roles import ProcessContext, SoundProcessor
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.maker import Maker
+from penstock.server.roles import BestFitPackingBatcher, ProcessContext, SoundProcessor
+from penstock.server.roles.collators import ListsCollator
+from penstock.server.sources import ItemsSource
 from penstock.server.usercode import libraries
 from penstock.server.usercode.frames import user_line, user_traceback
+from penstock.wire import frame
 from penstock.wire.errors import InvalidJob, MissingExtra
+from penstock.wire.v1 import feed_pb2
 from sounds import FORMATS, decoded, drawn, written
 
 RATE = 24000
@@ -161,6 +168,35 @@ def test_a_piece_has_the_points_of_its_tokens() -> None:
 
 
 # --- spans ---
+
+
+@pytest.mark.parametrize("rule", [{}, {"tokens_per_second": 10}, {"points_per_token": 100}])
+def test_a_batch_that_quarantine_has_emptied_is_of_silence(rule: Any) -> None:
+    """A file that is cut off after its header was all of the batch: its zeros have a rate."""
+    whole = written(drawn(0.9, 8000), 8000, "flac")
+    cut_off = written(drawn(0.3, 8000), 8000, "flac")[:-500]
+    job = Job(
+        ItemsSource([{"audio": whole}, {"audio": cut_off}]),
+        processor=SoundProcessor(**rule),
+        batcher=BestFitPackingBatcher(
+            100_000, length_key="input_ids" if rule else "sound", overlong="drop"
+        ),
+        collator=ListsCollator(),
+        lanes=1,
+        on_item_error="quarantine",
+    )
+    size, counts = told(SoundProcessor(**rule), {"audio": cut_off})
+    plan = BatchPlan(0, 0, [[SampleRef(ItemRef("main", 1, 0), 0, size, None, counts)]])
+
+    made = Maker(job, Items(job)).make(plan)
+
+    body = bytearray(made.nbytes)
+    header = feed_pb2.BatchHeader.FromString(made.write(memoryview(body)))
+    values = frame.decode_values(header, bytes(body))
+    assert header.padding
+    [sound] = values["sound"]
+    assert not sound.any()
+    assert len(values["input_ids"][0] if rule else sound) == size
 
 
 def test_a_span_is_a_number_or_a_column() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import tracemalloc
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,26 @@ def test_a_thin_picture_is_refused_before_it_takes_memory() -> None:
     """Where its shorter side would be made longer, and most of it cropped."""
     with pytest.raises(ValueError, match="1x700 pixels would be resized to 336x235200 and cropped"):
         Llava({}, "LlavaProcessor").size(1, 700)
+
+
+@pytest.mark.parametrize("side", [(60_000_000, 1), (1, 60_000_000)])
+def test_a_line_is_not_padded_to_gigabytes(side: tuple[int, int]) -> None:
+    """Neither its size nor its pixels: both by one rule, before memory is taken."""
+    kimi = Kimi({"do_resize": False}, "KimiK25Processor")
+    width, height = side
+    line = np.broadcast_to(np.zeros((1, 1, 3), np.uint8), (height, width, 3))
+
+    tracemalloc.start()
+    try:
+        for call in (lambda: kimi.size(width, height), lambda: kimi.patches(line)):
+            with pytest.raises(ValueError, match=f"{width}x{height} pixels would be padded to"):
+                call()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 1 << 20
+    assert kimi.size(10_001, 3).grid == (1, 2, 716)
 
 
 def test_llava_pads_to_a_square_and_others_resize_both_sides() -> None:

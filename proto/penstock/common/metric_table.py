@@ -356,6 +356,20 @@ METRICS: dict[str, Metric] = {
         "and `penstockd check` names the key.",
         ("PenstockImpure",),
     ),
+    "penstock_witnesses_compared_total": Metric(
+        "counter",
+        (JOB,),
+        "batches",
+        "Batches whose digests were recorded, or compared with what was: one in 64 of each lane.",
+        (),
+    ),
+    "penstock_witnesses_diverged_total": Metric(
+        "counter",
+        (JOB,),
+        "batches",
+        "Batches that were made before, with another digest: the lane stops.",
+        (),
+    ),
     "penstock_workers_ready": Metric(
         "gauge",
         (),
@@ -456,6 +470,20 @@ METRICS: dict[str, Metric] = {
         "seconds",
         "For how long the store has failed without a break; 0 while it answers.",
         ("store", "PenstockStoreAway"),
+    ),
+    "penstock_store_polls_total": Metric(
+        "counter",
+        (),
+        "looks",
+        "Looks for what other nodes have written to the store: one a second while somebody reads.",
+        (),
+    ),
+    "penstock_fenced_elsewhere_total": Metric(
+        "counter",
+        (),
+        "groups",
+        "Groups whose attempts here are over by what another node has done.",
+        (),
     ),
     "penstock_snapshots_waiting": Metric(
         "gauge",

@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
         "size",
         "token",
         "store",
+        "ray",
         "schema",
     ),
 }

@@ -62,6 +62,16 @@ def batch_digest(header: feed_pb2.BatchHeader, body: Any) -> str:
     return sha.hexdigest()
 
 
+def made_digest(header: bytes, body: Any) -> bytes:
+    """Return the digest of a batch that was made here, as 32 bytes.
+
+    Args:
+        header: Its encoded header.
+        body: Its body as it travels: a contiguous buffer.
+    """
+    return bytes.fromhex(batch_digest(feed_pb2.BatchHeader.FromString(header), body))
+
+
 def _text(text: str) -> bytes:
     encoded = text.encode()
     return _NUMBER(len(encoded)) + encoded

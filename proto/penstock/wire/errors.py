@@ -274,10 +274,10 @@ class PortInUse(PenstockError):
 
 
 class MissingExtra(PenstockError):
-    """A package that is needed is not installed.
+    """A package that is needed is not installed, or cannot be imported.
 
     Attributes:
-        package: The package that is missing.
+        package: The package.
         extra: The extra of penstock that brings it.
     """
 

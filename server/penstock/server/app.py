@@ -138,7 +138,14 @@ async def _serve(
             logger.info("stopped before it was ready")
             return 1 if failed.is_set() else 0
         asked = None if is_unix else access
-        service = Service(node, store, metrics, asked, reflects=settings.reflection)
+        service = Service(
+            node,
+            store,
+            metrics,
+            asked,
+            reflects=settings.reflection,
+            node_id="" if settings.node_id == "auto" else settings.node_id,
+        )
         metrics.watch(service.status)
         http = await _serve_http(settings, service, tls, access, stack, ending)
         for name, job in jobs.items():

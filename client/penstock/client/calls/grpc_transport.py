@@ -52,13 +52,22 @@ class GrpcTransport:
         address: The node; its target is what gRPC connects to: `host:port`, `dns:///name:port`,
             `unix:/path`.
         on_close: Called once after the channel is closed, for nodes that were started for us.
+        waits: A stream to a node that is away waits until it is back, where it speaks no TLS.
 
     Raises:
         InvalidRequest: The files of its credentials cannot be used.
     """
 
-    def __init__(self, address: Address, on_close: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        on_close: Callable[[], None] | None = None,
+        *,
+        waits: bool = True,
+    ) -> None:
         self.memory = memory_path(str(address.target))
+        # A call that waits keeps its channel, and so certificates that may have been renewed.
+        self._waits = waits and address.tls is None
         self._on_close = on_close
         self._connection = Connection(address)
         self._has_answered = False
@@ -82,14 +91,21 @@ class GrpcTransport:
         connection = self._connection
         shown = connection.metadata()
         held = connection.hold()
-        call = Conversation(
-            held.channel,
-            SERVICE_PREFIX + "Feed/Read",
-            opening,
-            metadata=shown,
-            # A call that waits keeps its channel, and so certificates that may have been renewed.
-            waits=connection.address.tls is None,
-        )
+        try:
+            call = Conversation(
+                held.channel,
+                SERVICE_PREFIX + "Feed/Read",
+                opening,
+                metadata=shown,
+                waits=self._waits,
+            )
+        except ValueError:  # gRPC's
+            connection.release(held)
+            target = connection.address.text
+            raise Unreachable(
+                f"no answer from {target} (the way to it was closed: no node is known to be there)",
+                target=target,
+            ) from None
         return GrpcReadCall(call, self._error, lambda: connection.release(held))
 
     def _error(self, error: Any) -> PenstockError:

@@ -23,7 +23,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from heapq import heapify, heapreplace
 from math import lcm
@@ -75,7 +75,7 @@ def deal(
         raise InvalidRequest(
             f"units are dealt to nodes with a weight of at least 1, not to {present or 'none'}"
         )
-    order = sorted(range(units), key=lambda unit: _hash(salt, unit))
+    order = _order(units, salt)
     row = _row(weights)
     by_row = {} if row is None else _along(order, row, salt)
     base = by_row or _by_rendezvous(order, {}, weights, salt)
@@ -152,6 +152,12 @@ class LaneUnits:
         for node, lanes in zip(self.dealt(weights, away), self.members, strict=True):
             found.setdefault(node, []).extend(lanes)
         return {node: tuple(sorted(found[node])) for node in sorted(found)}
+
+
+@lru_cache(maxsize=64)
+def _order(units: int, salt: bytes) -> Sequence[int]:
+    """Return the units in the order of their hashes, in which they are dealt."""
+    return sorted(range(units), key=lambda unit: _hash(salt, unit))
 
 
 def _row(weights: Mapping[str, int]) -> list[tuple[str, int]] | None:

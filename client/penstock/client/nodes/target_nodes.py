@@ -58,6 +58,9 @@ AWAY_S = 10.0
 SOON_S = 0.2
 """Within how much time nodes are asked when a stream has broken: ranks notice it all at once."""
 
+SPARED_S = 1.0
+"""For how long nobody is asked again for that: streams break one after another."""
+
 ASKED_AT_ONCE = 16
 
 JOIN_S = 5.0
@@ -169,15 +172,17 @@ class _AskedNode:
     Attributes:
         transport: The way to it.
         due_at: When it is asked next; infinite = it is being asked.
+        asked_at: When it was asked last.
         answer: The last answer; None = there is none yet.
         failures: How often it has failed in a row.
         misses: How many looks have not found it.
     """
 
     def __init__(self, address: Address) -> None:
-        self.transport: Transport = GrpcTransport(address)
+        # What is away may come back at another address: it is not waited for at this one.
+        self.transport: Transport = GrpcTransport(address, waits=False)
         self.backoff = Backoff(0.1, AWAY_S)
-        self.due_at = 0.0
+        self.due_at, self.asked_at = 0.0, -math.inf
         self.answer: NodeAnswer | None = None
         self.failures = self.misses = 0
 
@@ -445,14 +450,14 @@ class TargetNodes:
             if math.isfinite(origin.addresses.every_s):
                 self._look_at[number] = min(self._look_at[number], now)
         for node in self._nodes.values():
-            if node.due_at != math.inf:
+            if node.due_at != math.inf and now - node.asked_at > SPARED_S:
                 node.due_at = min(node.due_at, now + SOON_S * self._random.random())
 
     def _ask(self, now: float) -> None:
         """Have the nodes that are due asked, each on a thread of its own."""
         for target, node in self._nodes.items():
             if node.due_at <= now and self._asking < ASKED_AT_ONCE:
-                node.due_at = math.inf
+                node.due_at, node.asked_at = math.inf, now
                 self._asking += 1
                 ask = _asker(target, node, self._job, self._events.put)
                 threading.Thread(target=ask, name="penstock-ask", daemon=True).start()

@@ -60,9 +60,10 @@ TICK_S = 0.5
 LATE_S = 5.0
 """Where it was not looked for so long, this process has not run."""
 
-RECONNECT_S = 1.0
-"""A node whose stream broke is asked once whether it is there, for so long: where only the
-connection was reset, nothing moves."""
+RECONNECT_S, TRY_AGAIN_S = 2.0, (0.1, 0.3)
+"""A node whose stream broke is asked whether it is there, for so long, and again after these pauses
+where it refuses: while gRPC has not noticed that a connection is gone, a call still goes by it.
+Where only the connection was reset, nothing moves."""
 
 OPEN_S, PROBE_S = 3.0, 5.0
 """A stream that was not accepted for so long is a reason to ask its node; and how long that may
@@ -178,11 +179,21 @@ class Failover:
             why = f"{route.node.target} shuts down"
         elif troubled_s >= SILENT_S:
             why = error.message
-        elif type(error) is not Unreachable or self._answers(name, RECONNECT_S):
+        elif type(error) is not Unreachable or self._is_back(name):
             return False  # it is there, and only the stream broke, or it says what it waits for
         else:
             why = error.message
         return self._leave(name, why)
+
+    def _is_back(self, name: str) -> bool:
+        """Tell whether a node is there whose stream has broken a moment ago."""
+        end_s = time.monotonic() + RECONNECT_S
+        for pause_s in (*TRY_AGAIN_S, 0.0):
+            left_s = end_s - time.monotonic()
+            if left_s <= 0 or self._answers(name, left_s):
+                return left_s > 0
+            self._closed.wait(pause_s)
+        return False
 
     def _refuses(self, route: Route, error: PenstockError) -> bool:
         """Leave a node that refuses what others serve."""
@@ -224,17 +235,20 @@ class Failover:
             self._ask(name)
 
     def _take_known(self, now_s: float) -> None:
-        """Take over which nodes are known, and which of them drain."""
-        nodes = self._known.usable
+        """Take over which nodes are known, and which of them have come to drain."""
+        nodes, draining = self._known.usable, []
         for node in nodes:
             before, self._nodes[node.node_id] = self._nodes.get(node.node_id), node
+            self._numbers.setdefault(node.node_id, len(self._numbers))
             left = self._placement.left.get(node.node_id)
             if left and left.for_good and before and before.incarnation != node.incarnation:
                 self._placement.leave(node.node_id, left.why, now_s)  # it has started again
-            self._numbers.setdefault(node.node_id, len(self._numbers))
-        self._placement.know({node.node_id: node.workers or 1 for node in nodes}, now_s)
-        for node in nodes:
-            if node.draining and node.node_id not in self._placement.left:
+            # What is known may be old: a node that has drained, and is back, is asked itself.
+            if node.draining and not (before and before.draining):
+                draining.append(node)
+        self._placement.know({node.node_id: node.workers for node in nodes}, now_s)
+        for node in draining:
+            if node.node_id not in self._placement.left:
                 self._placement.leave(node.node_id, f"{node.target} shuts down", now_s)
 
     def _look_for_silence(self, now_s: float) -> None:
@@ -259,8 +273,9 @@ class Failover:
     def _due(self, now_s: float) -> list[str]:
         """Return the nodes that are to be asked now whether they are there."""
         placement = self._placement
-        left = [name for name in placement.left if not self._nodes[name].draining]
-        waits = dict.fromkeys(left, AGAIN_S) | dict.fromkeys(placement.on_trial(now_s), TRIAL_S)
+        waits = dict.fromkeys(placement.left, AGAIN_S) | dict.fromkeys(
+            placement.on_trial(now_s), TRIAL_S
+        )
         self._probed_s = {name: at for name, at in self._probed_s.items() if name in waits}
         found = []
         for name, wait_s in waits.items():
@@ -291,6 +306,7 @@ class Failover:
                 left = self._placement.left.get(name)
                 if left is not None and answers and not left.for_good:
                     self._placement.answers(name, time.monotonic())
+                    self._known.look_again()
                     self._wake.set()
                 elif left is None and not answers and self._has_other(name):
                     target = self._nodes[name].target

@@ -73,7 +73,8 @@ class Feed:
             alone = FeedNode(node.transport, node.target)
             self._routes.use([Route(0, alone, context, self._routes)])
         else:
-            self._failover = Failover(nodes, context, self._routes)
+            # In the background: it has a lock, and dealing many units takes a while.
+            self._failover = in_background(lambda _: Failover(nodes, context, self._routes))
         # Set by the consumer.
         self.ahead: Ahead | None = None
         self.is_prepared = False

@@ -77,6 +77,7 @@ class Slots:
         # Set by the threads of the streams.
         self.arrivals = Arrivals(share, first, stop)
         self._error: BaseException | None = None
+        self._halted_from: int | None = None  # the job's other ranks do not enter this step either
         self.is_closed = False
         self.on_change: Callable[[], None] | None = None
 
@@ -93,6 +94,9 @@ class Slots:
         """
         if position > self.next:
             self.next = position  # what was skipped takes no room any more
+        if self._halted_from is not None and position >= self._halted_from:
+            assert self._error is not None
+            raise _again(self._error)
         delivery = self._ready.get(position)
         if delivery is None:
             delivery = self._wait(position, deadline_s, supply)
@@ -172,9 +176,15 @@ class Slots:
         return True
 
     def fail(self, error: BaseException) -> None:
-        """Have the consumer raise an error once it has been given what came before."""
+        """Have the consumer raise an error once it has been given what came before.
+
+        Some rank may be unable to end a step of which this one has all of its own: then it is not
+        given that.
+        """
         if self._error is None:
             self._error = error
+            stop = error.more.get("halted_from") if isinstance(error, PenstockError) else None
+            self._halted_from = stop if isinstance(stop, int) else None
         self.wake()
 
     def close(self) -> None:

@@ -18,13 +18,14 @@ from penstock.common.batch_text import Decode, headline, repeats_said
 from penstock.server.commands.sheet import counted
 from penstock.server.commands.token_text import decoder
 from penstock.server.core.refs import ItemRef
+from penstock.server.files.filesystems import require
 from penstock.server.job.job import Job
 from penstock.server.media.pictures_shown import Picture, pictures_in
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Computed
 from penstock.server.roles.processor import MediaProcessor
 from penstock.wire.describe import batch_record
-from penstock.wire.errors import InvalidRequest, MissingExtra
+from penstock.wire.errors import InvalidRequest
 from penstock.wire.frame import read_header
 
 WIDTH, MARGIN, GAP = 1200, 16, 8
@@ -33,12 +34,15 @@ LINE_HEIGHT, FONT_SIZE, MOST_LINES = 18, 14, 16
 MOST_SAMPLES, MOST_HEIGHT = 32, 24_000
 """Samples of one batch, and pixels of the sheet: what more there is, is said."""
 
+MOST_TEXT = 400
+"""Characters of a value that is text, such as what is said of a picture."""
+
 ALIKE = 4
 """So many equal tokens in a row are one word: those that hold the place of a picture are many."""
 
 SCALARS = (bool, int, float, str, np.generic)
 INK, LEARNED, HIDDEN, SEAM = (30, 30, 30), (0, 110, 50), (150, 150, 150), (200, 60, 40)
-BAND = (232, 236, 240)
+BAND, FRAME = (232, 236, 240), (190, 190, 190)
 
 
 class TextRun(NamedTuple):
@@ -74,21 +78,13 @@ class ContactSheet:
         job: The job whose batches they are.
 
     Raises:
-        MissingExtra: Pillow is not installed.
+        MissingExtra: Pillow is not installed, or cannot be imported.
     """
 
     def __init__(self, job: Job) -> None:
-        try:
-            from PIL import ImageFont
-        except ImportError as error:
-            raise MissingExtra(
-                "a contact sheet is drawn by Pillow, which is not installed: "
-                "pip install 'penstock[images]'",
-                package="pillow",
-                extra="images",
-            ) from error
+        fonts = require("PIL.ImageFont", package="pillow", extra="images", who="a contact sheet")
         self._job, self._items = job, Items(job)
-        self._font = ImageFont.load_default(FONT_SIZE)
+        self._font = fonts.load_default(FONT_SIZE)
         self._strips: list[Any] = []
         self._height = self._left_out = 0
 
@@ -199,15 +195,18 @@ class ContactSheet:
     def _thumbs(self, pictures: Sequence[Picture]) -> None:
         from PIL import Image
 
-        left, strip = WIDTH, None
+        left, strip, draw = WIDTH, None, None
         for picture in pictures:
             thumb = Image.fromarray(picture)
             thumb.thumbnail((THUMB_WIDTH, THUMB_HEIGHT))
             if left + thumb.width > WIDTH - MARGIN:
-                strip, _ = self._strip(THUMB_HEIGHT + GAP)
+                strip, draw = self._strip(THUMB_HEIGHT + GAP)
                 left = MARGIN
             assert strip is not None
-            strip.paste(thumb, (left, 0))
+            assert draw is not None
+            # Framed, or a white picture would not be seen.
+            draw.rectangle((left - 1, 0, left + thumb.width, 1 + thumb.height), outline=FRAME)
+            strip.paste(thumb, (left, 1))
             left += thumb.width + GAP
 
     def _wrapped(self, sample: Shown) -> Iterator[list[tuple[int, TextRun]]]:
@@ -242,11 +241,11 @@ def runs_of(sample: Mapping[str, Any], decode: Decode | None) -> Iterator[TextRu
     """Yield the stretches of a sample's tokens that are learned, hidden, or neither.
 
     Args:
-        sample: Named values; without `input_ids` these are said, as far as they are short.
+        sample: Named values; without `input_ids` the numbers and texts of these are said.
         decode: What turns ids into text; None = they are shown as numbers.
     """
     if sample.get("input_ids") is None:
-        said = (f"{name}: {value}" for name, value in sample.items() if _is_short(value))
+        said = (f"{name}: {_cut(value)}" for name, value in sample.items() if _is_one(value))
         yield TextRun("   ".join(said), INK)
         return
     ids = np.asarray(sample["input_ids"])
@@ -263,8 +262,13 @@ def runs_of(sample: Mapping[str, Any], decode: Decode | None) -> Iterator[TextRu
             yield TextRun(repeats_said(ids[start:stop].tolist(), decode or _numbers, ALIKE), color)
 
 
-def _is_short(value: Any) -> bool:
-    return np.ndim(value) == 0 and isinstance(value, SCALARS) and len(str(value)) <= 80
+def _is_one(value: Any) -> bool:
+    return isinstance(value, SCALARS) and np.ndim(value) == 0
+
+
+def _cut(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ..."
 
 
 def _numbers(ids: Sequence[int]) -> str:

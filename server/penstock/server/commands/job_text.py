@@ -133,7 +133,10 @@ def _conversation(found: Guess, tokenizer: str) -> list[str]:
         lines.append("      fake_image: true  # so that every rank encodes pixels")
     return [
         *lines,
-        "      patches: float32  # or uint8, a quarter of the bytes: docs/conversations.md",
+        "      # A quarter of the bytes of float32, which a loop normalizes as they arrive:",
+        "      # Loader(..., arrive=penstock.client.media.normalize). A loop that does not needs",
+        "      # float32, which is what the model takes.",
+        "      patches: uint8",
         "      # settings: {max_pixels: 802816}  # fewer pixels of a picture are fewer tokens",
         "      unmatched: error  # or search, skip: where answers are not found among tokens",
     ]
@@ -150,17 +153,18 @@ def _source(found: Guess) -> list[str]:
 
 def _packing(found: Guess) -> list[str]:
     collator = ["      type: packed"]
-    limits = []
+    limits, of_pictures = [], ""
     if found.pictures is not None:
+        of_pictures = ", those of pictures among them"
         collator = [
             "      type: vlm",
             "      layout: indexed  # for masks.for_attention of penstock.client; or neat",
         ]
-        limits = ["      # limits: {images: 8, patches: 32768}  # of a row, beside its tokens"]
+        limits = ["      # limits: {images: 8, patches: 16384}  # of a row, beside its tokens"]
     return [
         "    batcher:",
         "      type: best_fit",
-        f"      max_tokens: {found.max_tokens}  # tokens in a row",
+        f"      max_tokens: {found.max_tokens}  # tokens in a row{of_pictures}",
         f"      pool_size: {found.pool_size}  # with more, rows are fuller and wait longer",
         "      rows: 1",
         f"      overlong: {_overlong(found)}",

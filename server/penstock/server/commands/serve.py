@@ -28,6 +28,7 @@ def _setting(name: str, metavar: str) -> Callable[[FunctionT], FunctionT]:
 @_setting("insecure", "BOOL")
 @_setting("metrics", "ADDRESS")
 @_setting("store", "URL")
+@_setting("node_id", "NAME")
 @_setting("hash_cache", "FOLDER")
 @_setting("workers", "N")
 @_setting("allocator", "NAME")

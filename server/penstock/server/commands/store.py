@@ -36,7 +36,7 @@ def copy(source: str, target: str) -> None:
     Example:
       penstockd store copy sqlite:///penstock.db postgresql://penstock@db/penstock
     """  # noqa: D301 - \b is for click
-    from penstock.server.store.copying import copy as copy_store
+    from penstock.server.store.store_copy import copy as copy_store
 
     refuse_password(source)
     refuse_password(target)

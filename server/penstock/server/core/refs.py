@@ -84,9 +84,16 @@ class SampleRef(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> SampleRef:
-        """Return the ref that `to_json` wrote."""
+        """Return the ref that `to_json` wrote.
+
+        Raises:
+            ValueError, TypeError: It has another form, or something else than whole numbers.
+        """
         source, index, epoch, part, size, *span = data
         counts = tuple(span.pop()) if span and isinstance(span[-1], list) else ()
+        for number in (index, epoch, part, size, *span, *counts):
+            if type(number) is not int or not 0 <= number < 1 << 63:
+                raise ValueError(f"{list(data)} is not the ref of a sample")
         return cls(ItemRef(source, index, epoch), part, size, Span(*span) if span else None, counts)
 
     @classmethod

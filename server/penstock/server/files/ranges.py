@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 import posixpath
+import re
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -19,10 +20,14 @@ from typing_extensions import override
 from penstock.server.files.catalog import Stamp, local_stamp, remote_stamp
 from penstock.server.files.content import ReadAt
 from penstock.server.files.filesystems import require
+from penstock.server.files.patience import ReplyClock, asked
 from penstock.wire.errors import InvalidJob
 
 LOOKERS = 16
 """Threads that look at files: they wait for a disk or a store, and compute little."""
+
+_PART = re.compile(r"bytes +([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
+"""What `Content-Range` says: the first byte, the last one, and how many the file has."""
 
 
 class Ranges(ABC):
@@ -47,7 +52,8 @@ class Ranges(ABC):
         """
         if not listed:
             self.fs.invalidate_cache(posixpath.dirname(path))
-        found: dict[str, Any] = self.fs.info(path)
+        # Of a web server two requests are made, HEAD and then GET.
+        found: dict[str, Any] = asked(self.fs, self.fs.info, path, requests=2)
         return found
 
     @abstractmethod
@@ -110,8 +116,9 @@ class StoreRanges(Ranges):
 
     def read(self, path: str, start: int, stop: int, wanted: Stamp) -> tuple[bytes, Stamp]:
         """Return the bytes `[start, stop)`, and the stamp that the file had after that."""
-        data: bytes = self.fs.cat_file(path, start=start, end=stop)
-        return data, self.look(path)
+        count = stop - start
+        data = asked(self.fs, self.fs.cat_file, path, start=start, end=stop, nbytes=count)
+        return data[:count], self.look(path)
 
 
 class S3Ranges(StoreRanges):
@@ -121,23 +128,41 @@ class S3Ranges(StoreRanges):
         """Return the bytes `[start, stop)` and the stamp that came with them.
 
         Raises:
-            OSError: It is another version (412), or cannot be read.
+            OSError: It is another version (412), or cannot be read; or other bytes came.
         """
         bucket, key, version = self.fs.split_path(path)
         field, _, tag = wanted.version.partition("=")
         named = {"VersionId": version} if version else {}
         if field == "ETag":
             named["IfMatch"] = tag
-        reply = self.fs.call_s3(
-            "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **named
+        reply = asked(
+            self.fs,
+            self.fs.call_s3,
+            "get_object",
+            Bucket=bucket,
+            Key=key,
+            Range=f"bytes={start}-{stop - 1}",
+            **named,
         )
-        data: bytes = require("fsspec.asyn").sync(self.fs.loop, reply["Body"].read)
-        total = _total(reply.get("ContentRange"), reply["ContentLength"])
-        return data, remote_stamp({**reply, "size": total})
+        length = int(reply["ContentLength"])
+        total = _total(reply.get("ContentRange"), start, stop, length)
+        sync = require("fsspec.asyn").sync
+        read, count = reply["Body"].read, stop - start
+        data: bytes = asked(self.fs, sync, self.fs.loop, read, nbytes=count)
+        return _whole(data, start, stop, total), remote_stamp({**reply, "size": total})
 
 
 class HttpRanges(StoreRanges):
-    """Files of a web server: one request for a range, which names the version that is wanted."""
+    """Files of a web server: one request for a range, which names the version that is wanted.
+
+    Args:
+        fs: The filesystem, of fsspec.
+        most_bytes: A file whose length is not told is counted up to here; None = to its end.
+    """
+
+    def __init__(self, fs: Any, most_bytes: int | None = None) -> None:
+        super().__init__(fs)
+        self._most_bytes = most_bytes
 
     def info(self, path: str, *, listed: bool = False) -> dict[str, Any]:
         """Return what the server tells of a file.
@@ -157,14 +182,21 @@ class HttpRanges(StoreRanges):
 
         Raises:
             Exception: Of `aiohttp`: it is another version (412), or cannot be read.
+            OSError: Other bytes came, too few in their time, or nobody knows which.
         """
-        return require("fsspec.asyn").sync(  # type: ignore[no-any-return]
-            self.fs.loop, self._get, path, start, stop, wanted
-        )
+        sync = require("fsspec.asyn").sync
+        try:
+            return sync(  # type: ignore[no-any-return]
+                self.fs.loop, self._get, path, start, stop, wanted
+            )
+        except TimeoutError as error:  # fsspec raises its own, without a word
+            raise error.__cause__ or error from None
 
     async def _get(self, path: str, start: int, stop: int, wanted: Stamp) -> tuple[bytes, Stamp]:
         session = await self.fs.set_session()
         options = {**self.fs.kwargs}
+        # That of the session is for all of a reply, however long it is.
+        options.setdefault("timeout", require("aiohttp").ClientTimeout(total=None))
         # Compressed on the way, it would be another representation, with a tag of its own.
         headers = {
             **options.pop("headers", {}),
@@ -177,15 +209,36 @@ class HttpRanges(StoreRanges):
         elif field == "Last-Modified":
             headers["If-Unmodified-Since"] = value
         url = self.fs.encode_url(path)
-        async with session.get(url, headers=headers, **options) as reply:
+        async with (
+            ReplyClock() as clock,
+            session.get(url, headers=headers, **options) as reply,
+        ):
             reply.raise_for_status()
-            # With 200 it takes no notice of Range, and gives all.
-            before = start if reply.status == 200 else 0
-            data, given = await _within(reply, before, before + stop - start)
-            length = int(reply.headers.get("Content-Length", given))
-            total = _total(reply.headers.get("Content-Range"), length)
-            told = {name: reply.headers.get(name) for name in ("ETag", "Last-Modified")}
-            return data, remote_stamp({**told, "size": total})
+            return await self._taken(reply, start, stop, clock)
+
+    async def _taken(
+        self, reply: Any, start: int, stop: int, clock: ReplyClock
+    ) -> tuple[bytes, Stamp]:
+        """Return the bytes of a reply, and the stamp that it tells."""
+        if reply.status not in (200, 206):
+            raise OSError(f"the server answers {reply.status} {reply.reason}, and gives no file")
+        if (coding := reply.headers.get("Content-Encoding", "identity")) != "identity":
+            raise OSError(f"the server gives it as {coding!r}, though asked for it as it is")
+        told = {name: reply.headers.get(name) for name in ("ETag", "Last-Modified")}
+        length = reply.headers.get("Content-Length")
+        if reply.status == 206:
+            content_range = reply.headers.get("Content-Range", "none")
+            total = _total(content_range, start, stop, 0)
+            count = min(stop, total) - start
+            data = _whole((await _within(reply, 0, count, clock, count))[0], start, stop, total)
+        else:  # with 200 it takes no notice of Range, and gives all
+            most = stop if length is not None else self._most_bytes
+            data, given = await _within(reply, start, stop, clock, most)
+            total = given
+            if length is not None:
+                total = int(length)
+                data = _whole(data, start, stop, total)
+        return data, remote_stamp({**told, "size": total})
 
 
 def _refusal(path: str, error: FileNotFoundError) -> Exception:
@@ -202,30 +255,71 @@ def _refusal(path: str, error: FileNotFoundError) -> Exception:
     return OSError(f"no answer: {cause}")
 
 
-async def _within(reply: Any, start: int, stop: int) -> tuple[bytes, int]:
+async def _within(
+    reply: Any, start: int, stop: int, clock: ReplyClock, most: int | None
+) -> tuple[bytes, int]:
     """Return bytes `[start, stop)` of what a reply gives, and how many it has given in all.
 
-    No more is kept, and where the length is known otherwise the rest is not waited for.
+    No more is kept. Where it gives more than `most`, the rest is not waited for, and it counts as
+    one more than these.
     """
     kept, given = bytearray(), 0
-    is_told = reply.status == 206 or "Content-Length" in reply.headers
     async for piece in reply.content.iter_any():
+        clock.count(len(piece))
         kept += piece[max(0, start - given) : max(0, stop - given)]
         given += len(piece)
-        if is_told and given > stop:
+        if most is not None and given > most:
             reply.close()
-            break
+            return bytes(kept), most + 1
     return bytes(kept), given
 
 
-def _total(content_range: str | None, length: int) -> int:
-    """Return the bytes of a whole file, by the headers of a reply with a part of it."""
-    total = (content_range or "").rpartition("/")[2]
-    return int(total) if total.isdigit() else length
+def _total(content_range: str | None, start: int, stop: int, length: int) -> int:
+    """Return the bytes of a whole file, by the headers of a reply with a part of it.
+
+    Args:
+        content_range: Which part it is; None = the whole file.
+        start: The first byte that was asked for.
+        stop: The byte after the last one.
+        length: Bytes of the reply, where it is the whole file.
+
+    Raises:
+        OSError: It is another part, or the file's length is not told.
+    """
+    asked_for = f"bytes {start} to {stop - 1} were asked for"
+    if content_range is None:
+        if start or length > stop:
+            raise OSError(f"the store gives all {length:,} bytes where {asked_for}")
+        return length
+    found = _PART.fullmatch(content_range.strip())
+    if found is not None and found[3] == "*":
+        raise OSError(
+            f"the server does not tell how large the file is: its part is {content_range[:100]!r}"
+        )
+    if found is None or (int(found[1]), int(found[2]) + 1) != (start, min(stop, int(found[3]))):
+        raise OSError(f"the server gives the part {content_range[:100]!r} where {asked_for}")
+    return int(found[3])
 
 
-def ranges_of(fs: Any) -> Ranges:
-    """Return how a filesystem of fsspec is asked for ranges."""
+def _whole(data: bytes, start: int, stop: int, total: int) -> bytes:
+    """Return the bytes of a reply, all that it says it has.
+
+    Raises:
+        OSError: They are fewer.
+    """
+    wanted = max(0, min(stop, total) - start)
+    if len(data) < wanted:
+        raise OSError(f"{len(data):,} bytes came of the {wanted:,} that the server told of")
+    return data
+
+
+def ranges_of(fs: Any, most_bytes: int | None = None) -> Ranges:
+    """Return how a filesystem of fsspec is asked for ranges.
+
+    Args:
+        fs: The filesystem.
+        most_bytes: How far a file is counted whose length nobody tells; None = to its end.
+    """
     protocol = fs.protocol
     names = {protocol} if isinstance(protocol, str) else set(protocol)
     if "file" in names:
@@ -233,7 +327,7 @@ def ranges_of(fs: Any) -> Ranges:
     if "s3" in names and hasattr(fs, "call_s3"):
         return S3Ranges(fs)
     if "https" in names and hasattr(fs, "set_session"):
-        return HttpRanges(fs)
+        return HttpRanges(fs, most_bytes)
     return StoreRanges(fs)
 
 

@@ -215,6 +215,15 @@ class ServerSettings(_Section):
         "the URL of a store: sqlite:///path or postgresql://user@host/database",
         min_length=1,
     )
+    node_id: str = _key(
+        "auto",
+        "The name that readers and other nodes know this one by: give each node its own, the same "
+        "after every start, since it decides which lanes it is asked for. `auto` takes the pod's "
+        "name (`POD_NAME`, else `HOSTNAME` where that is a pod's), else host and address.",
+        "auto, or a name",
+        min_length=1,
+        max_length=200,
+    )
     hash_cache: str = _key(
         "auto",
         "The folder for the hashes and footers of data files, at most 256 MiB, so that the next "

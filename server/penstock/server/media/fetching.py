@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from penstock.server.media.media_places import MediaPlace
 from penstock.server.media.media_storage import FIRST_BYTES
+from penstock.wire.credentials import without_credentials
 
 logger = logging.getLogger("penstock")
 
@@ -291,7 +292,8 @@ class Fetching:
             waits = True
         except Exception as error:
             # Whoever needs it tries again, and is told: see FileMedium.
-            logger.debug("%s was not fetched ahead: %s", together[0].medium.name, error)
+            said = without_credentials(str(error))
+            logger.debug("%s was not fetched ahead: %s", together[0].medium.name, said)
         with self._changed:
             for number, known in enumerate(together):
                 known.is_busy, known.takes = False, self._takes

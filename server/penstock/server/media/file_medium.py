@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from penstock.server.files.catalog import Stamp, local_stamp
 from penstock.server.media.fetching import Fetching, NeedsRoom
@@ -26,6 +27,8 @@ from penstock.server.media.media_storage import (
 from penstock.server.media.medium import HEAD_BYTES, Medium
 from penstock.wire.credentials import without_credentials
 from penstock.wire.errors import BadItem
+
+T = TypeVar("T")
 
 
 class FileMedium(Medium):
@@ -84,6 +87,8 @@ class FileMedium(Medium):
         """Return how many bytes it has, which reading its head tells; see `Medium.size`."""
         if self.expected_bytes is None:
             self.head()
+        if (known := self._listed or self._seen) is not None:
+            self._tried(lambda: self._check_part(known.size))
         assert self.expected_bytes is not None
         return self.expected_bytes
 
@@ -114,7 +119,7 @@ class FileMedium(Medium):
     def _is_all(self, head: bytes) -> bool:
         return len(head) == self.expected_bytes
 
-    def _tried(self, read: Callable[[], bytes]) -> bytes:
+    def _tried(self, read: Callable[[], T]) -> T:
         self.failure = None
         try:
             return read()
@@ -139,7 +144,7 @@ class FileMedium(Medium):
             SourceChanged: It is not the one that the job began with.
             Exception: It cannot be read; see `trouble`.
         """
-        start, length = self._reference.start, self._reference.length
+        start = self._reference.start
         if (size := self.expected_bytes) is not None:
             self._check_bytes(size)
             stop = start + (size if count is None else min(size, count))
@@ -155,17 +160,14 @@ class FileMedium(Medium):
                 data += self._read(start + len(data), start + size)
         else:
             self._seen = local_stamp(os.stat(self.place.path))
+            self._check_part(self._seen.size)
             size = max(0, self._seen.size - start)
             if count is None:
                 self._check_room(size, room)
             data = self._read(start, start + (size if count is None else min(size, count)))
         wanted = size if count is None or size is None else min(size, count)
         if wanted is not None and len(data) < wanted:
-            raise BadItem(
-                f"{self.name} ends before byte {start + (length or wanted)} that the item names",
-                reason=f"{self.name} is too short",
-                path=self.name,
-            )
+            raise OSError(f"{len(data):,} bytes of it came where {wanted:,} were asked for")
         return data
 
     def fetch_parts(self, media: Sequence[FileMedium]) -> list[bytes]:
@@ -189,6 +191,7 @@ class FileMedium(Medium):
         self._check_same(part.stamp)
         if self._listed is None and self._seen is None:
             self._seen = part.stamp
+        self._check_part(part.stamp.size)
         self._fetching.note(len(part.data), time.monotonic() - began_s)
         return part.data
 
@@ -222,6 +225,29 @@ class FileMedium(Medium):
         elif self._seen is not None and self._seen[:2] != stamp[:2]:
             raise changed(self.place, self._seen.size, stamp.size)
 
+    def _check_part(self, size: int) -> None:
+        """Refuse a file that ends before the part that the item names.
+
+        Args:
+            size: Bytes of the whole file.
+
+        Raises:
+            BadItem: It does.
+        """
+        start, length = self._reference.start, self._reference.length
+        if length is None and 0 < start >= size:
+            part = f"what follows its byte {start:,}"
+        elif length is not None and start + length > size:
+            part = f"{length:,} bytes of it from byte {start:,} on"
+        else:
+            return
+        raise BadItem(
+            f"{self.name} has {size:,} bytes, and the item names {part}: the item is of another "
+            "file, or this one was cut off",
+            reason=f"{self.name} is too short",
+            path=self.name,
+        )
+
     def _check_room(self, size: int, room: int | None) -> None:
         self._check_bytes(size)
         if room is not None and size > room:
@@ -229,9 +255,10 @@ class FileMedium(Medium):
 
     def _check_bytes(self, size: int) -> None:
         if size > self._most_bytes:
+            part = "" if self._reference.length is None else "the part that the item names of "
             raise BadItem(
-                f"{self.name} has {size:,} bytes, and max_file_bytes of media is "
+                f"{part}{self.name} has {size:,} bytes or more, and max_file_bytes of media is "
                 f"{self._most_bytes:,}: raise that, if such files are meant",
-                reason=f"{self.name} has {size:,} bytes",
+                reason=f"{self.name} has {size:,} bytes or more",
                 path=self.name,
             )

@@ -20,6 +20,15 @@ FORMATS = ("JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF")
 """The formats that are read."""
 
 
+MAX_PARTS = 50_000
+"""Parts of a file that are looked at for its header: segments, chunks and blocks, of which cameras
+and programs write a few dozen. A GIF's comments and XMP are such parts, too: 5 MB have 50,000."""
+
+MAX_HEADER_BYTES = 16 << 20
+"""Where a JPEG, a PNG or a GIF has come to its pixels, at the latest. Profiles have up to 4 MB,
+thumbnails 64 KB, and what programs keep of their work a few MB."""
+
+
 class ImageHeader(NamedTuple):
     """What the header of a picture's file says.
 
@@ -175,6 +184,19 @@ class _File:
 
     def __init__(self, data: bytes | memoryview, order: str = ">") -> None:
         self.data, self.order = data, order
+        self._parts = 0
+
+    def part(self, at: int = 0) -> None:
+        """Count a part that is looked at before the pixels are found, and where it begins.
+
+        Raises:
+            _Damaged: There are too many of them, or it lies too far from the beginning.
+        """
+        self._parts += 1
+        if self._parts > MAX_PARTS or at > MAX_HEADER_BYTES:
+            raise _Damaged(
+                f"its pixels do not begin within {MAX_PARTS:,} parts and {MAX_HEADER_BYTES:,} bytes"
+            )
 
     def take(self, start: int, count: int) -> bytes:
         """Return bytes, all of them.
@@ -229,10 +251,12 @@ def _jpeg(file: _File) -> ImageHeader:
     """Walk over the segments up to the first scan."""
     at, found, orientation = 2, None, None
     while True:
+        file.part(at)
         if file.byte(at) != 0xFF:
             raise _Damaged(f"there is no marker at byte {at}")
-        while (marker := file.byte(at + 1)) == 0xFF:  # any number of these may come before
+        while (marker := file.byte(at + 1)) == 0xFF:  # several of these may come before
             at += 1
+            file.part(at)
         if marker in _ALONE:
             at += 2
             continue
@@ -282,21 +306,22 @@ def _png(file: _File) -> ImageHeader:
         raise _Damaged(f"colour type {colour} with {bits} bits")
     if width >= 1 << 31 or height >= 1 << 31:
         raise _Damaged(f"{width} x {height} pixels")
-    orientation, channels, at = 1, _PNG_CHANNELS[colour], 33
+    orientation, channels, at = 0, _PNG_CHANNELS[colour], 33
     while (kind := file.take(at + 4, 4)) != b"IDAT":
         length = file.u32(at)
         if length >= 1 << 31:
             raise _Damaged(f"a chunk of {length} bytes at byte {at}")
+        file.part(at + 12 + length)  # before that is asked for
         if kind == b"IEND":
             raise _Damaged("it ends before its data")
-        if kind == b"eXIf":
+        if kind == b"eXIf" and not orientation:
             orientation = exif_orientation(file.take(at + 8, length))
         elif kind == b"tRNS" and channels in (1, 3):
             channels += 1
         at += 12 + length
     if colour == 3:
         bits = 8  # those of the palette's colours
-    return ImageHeader("PNG", width, height, channels, bits, orientation)
+    return ImageHeader("PNG", width, height, channels, bits, orientation or 1)
 
 
 # --- WebP ---
@@ -328,6 +353,7 @@ def _webp(file: _File) -> ImageHeader:
     at = 20 + file.u32(16) + (file.u32(16) & 1)
     end = 8 + file.u32(4)
     while at + 8 <= end:
+        file.part()  # its EXIF lies after the pixels, however many these are
         length = file.u32(at + 4)
         if file.take(at, 4) == b"EXIF":
             return found._replace(orientation=exif_orientation(file.take(at + 8, length)))
@@ -344,6 +370,7 @@ def _gif(file: _File) -> ImageHeader:
     width, height, channels = file.u16(6), file.u16(8), 3
     at = 13 + _gif_colours(file.byte(10))
     while (kind := file.byte(at)) != 0x2C:
+        file.part(at)
         if kind == 0x3B:
             raise _Damaged("it ends before its first picture")
         if kind != 0x21:
@@ -353,6 +380,7 @@ def _gif(file: _File) -> ImageHeader:
         at += 2
         while length := file.byte(at):
             at += 1 + length
+            file.part(at)
         at += 1
     left, top, across, down = (file.u16(at + place) for place in (1, 3, 5, 7))
     if not across or not down:

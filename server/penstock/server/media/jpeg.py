@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.server.files.filesystems import require
 from penstock.server.media.bad_picture import BadPicture
 from penstock.server.media.image_header import ImageHeader
-from penstock.server.media.optional import optional
 
 EIGHTHS = (1, 2, 3, 4, 5, 6, 8)
 """How small it is decoded: so many eighths of each side, rounded up. Seven take longer than the
@@ -73,8 +73,11 @@ def check_scans(data: bytes | memoryview, name: str) -> None:
     Raises:
         BadPicture: It has more.
     """
-    # Within data of a scan a byte FF is never followed by anything but 00 and markers.
-    if bytes(data).count(b"\xff\xda") > MAX_SCANS:
+    # Within data of a scan a byte FF is never followed by anything but 00 and markers. NumPy takes
+    # a quarter of the time of `bytes.count`, for which FF is too frequent.
+    values = np.frombuffer(data, np.uint8)
+    scans = np.count_nonzero((values[:-1] == 0xFF) & (values[1:] == 0xDA))
+    if scans > MAX_SCANS:
         raise BadPicture(
             f"{name}: this JPEG has more than {MAX_SCANS} scans, and each goes over the whole "
             "picture: it was made to be slow"
@@ -86,6 +89,6 @@ def simplejpeg() -> Any:
     """Return the module.
 
     Raises:
-        MissingExtra: It is not installed.
+        MissingExtra: It is not installed, or cannot be imported.
     """
-    return optional("simplejpeg", "simplejpeg", "images", "decoder: jpeg")
+    return require("simplejpeg", extra="images", who="decoder: jpeg")

@@ -7,6 +7,7 @@ map the same memory.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -30,6 +31,9 @@ from penstock.server.files.catalog import (
 )
 from penstock.server.files.content import WHOLE_BYTES, content_hash
 from penstock.server.files.ranges import LOOKERS, LocalRanges, Ranges
+from penstock.server.usercode.transient import is_transient
+from penstock.wire.credentials import without_credentials
+from penstock.wire.errors import InvalidJob, SourceUnavailable
 
 ENDINGS = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm",
@@ -159,6 +163,43 @@ def listing_of(ranges: Ranges, root: str, endings: tuple[str, ...], options: Any
     head = json.dumps({"fingerprint": fingerprint, "endings": endings}).encode()
     head += b" " * (-(_LENGTH.size + len(head)) % 8)  # the rows are aligned
     return MediaListing(key, _LENGTH.pack(len(head), len(rows)) + head + rows.tobytes())
+
+
+@contextlib.contextmanager
+def listed_for(what: str, root: str, key: str) -> Iterator[None]:
+    """Name the directory that cannot be listed.
+
+    Args:
+        what: What it is, as errors say it.
+        root: The directory, as the job has it.
+        key: The key path of that.
+
+    Raises:
+        InvalidJob: It is not there, or its filesystem lists nothing.
+        SourceUnavailable: It cannot be listed at the moment.
+    """
+    name = without_credentials(root)
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidJob(f"{name!r} cannot be read: {error}", key=key) from None
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        said = error.strerror or error
+        raise InvalidJob(f"{what} {name!r} cannot be listed: {said}", key=key) from error
+    except Exception as error:
+        if not is_transient(error, reading=True):
+            raise
+        raise SourceUnavailable(f"{what} {name!r} cannot be listed: {error}", item=name) from error
+
+
+def holds_nothing(what: str, root: str, endings: tuple[str, ...], key: str) -> InvalidJob:
+    """Return the error of a directory without media; arguments as of `listed_for`."""
+    return InvalidJob(
+        f"{what} {without_credentials(root)!r} holds no file that ends in "
+        f"{', '.join(endings[:3]) or 'anything'} ...: name another, or say with endings what its "
+        "files end in",
+        key=key,
+    )
 
 
 def is_listed(name: str, endings: tuple[str, ...]) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +12,7 @@ from penstock.server.core.shown import shown
 from penstock.server.files.catalog import local_stamp
 from penstock.server.files.filesystems import require
 from penstock.server.media.listing import Listed
+from penstock.server.media.lmdb_pages import DamagedLmdb, LmdbPages
 from penstock.server.media.media_places import MediaPlace, is_url
 from penstock.server.media.media_storage import changed, trouble
 from penstock.server.media.medium import HEAD_BYTES, Medium
@@ -120,23 +123,27 @@ class LmdbMedium(Medium):
         return trouble(error, self._place, self._listed)
 
 
-def _check_end(opened: Any, file: str, size: int) -> None:
-    """Refuse a file that was cut off: reading a page beyond its end would kill the process.
+def _check(file: str) -> None:
+    """Refuse a file that LMDB must not open: mapping it, or what is no file, might end the process.
 
     Raises:
-        BadItem: It has fewer pages than it says.
+        BadItem: Says what is wrong with it.
     """
-    pages = opened.info()["last_pgno"] + 1
-    # Pages that were freed again before they were written may be missing at the end of a whole one.
-    unwritten = min(64, pages // 16)
-    if size < (pages - unwritten) * opened.stat()["psize"]:
-        opened.close()
+    # Without O_NONBLOCK opening a pipe waits for somebody who writes to it.
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EISDIR, "is not a file", file)
+        LmdbPages(fd, found.st_size).check()
+    except DamagedLmdb as error:
         raise BadItem(
-            f"{file} has {size:,} bytes, and says that it has {pages:,} pages of "
-            "LMDB: it was cut off; copy it again, whole",
-            reason=f"{file} was cut off",
+            f"the LMDB {file} is damaged: {error}; copy it again, whole",
+            reason=f"{file} is damaged",
             path=file,
-        )
+        ) from None
+    finally:
+        os.close(fd)
 
 
 def _environment(file: str, found: os.stat_result) -> Any:
@@ -144,16 +151,16 @@ def _environment(file: str, found: os.stat_result) -> Any:
 
     Raises:
         MissingExtra: The package lmdb is not installed.
-        BadItem: Its end is missing.
+        BadItem: Its end is missing, or its first pages are damaged.
         Exception: Of LMDB: it cannot be opened.
     """
     key = _OpenedBy(os.getpid(), found.st_dev, found.st_ino)
     with _opening:
         if key not in _environments:
             lmdb = require("lmdb", extra="lmdb", who="a medium in an LMDB")
+            _check(file)
             opened = lmdb.open(
                 file, subdir=False, readonly=True, lock=False, readahead=False, max_readers=1
             )
-            _check_end(opened, file, found.st_size)
             _environments[key] = opened
         return _environments[key]

@@ -8,12 +8,16 @@ from typing import Any
 
 from penstock.common.checks import check_whole
 from penstock.server.files.ranges import HttpRanges
-from penstock.server.media.listing import ENDINGS, MediaListing, listing_of
+from penstock.server.media.listing import (
+    ENDINGS,
+    MediaListing,
+    holds_nothing,
+    listed_for,
+    listing_of,
+)
 from penstock.server.media.media_places import is_url, local_path
 from penstock.server.media.media_storage import Filesystems
-from penstock.server.usercode.transient import is_transient
-from penstock.wire.credentials import without_credentials
-from penstock.wire.errors import InvalidJob, SourceUnavailable
+from penstock.wire.errors import InvalidJob
 
 AHEAD_BYTES, REQUESTS, MAX_FILE_BYTES = 64 << 20, 64, 256 << 20
 
@@ -83,7 +87,7 @@ class MediaFiles:
             "max_file_bytes", max_file_bytes, 1, key="media.max_file_bytes"
         )
         self.storage_options = dict(storage_options or {})
-        self.filesystems = Filesystems(self.storage_options, self.requests)
+        self.filesystems = Filesystems(self.storage_options, self.requests, self.max_file_bytes)
         self._listings: dict[str, MediaListing | None] = {}
 
     def listing(self, root: str) -> MediaListing | None:
@@ -98,32 +102,14 @@ class MediaFiles:
         return self._listings[root]
 
     def _listed(self, root: str) -> MediaListing | None:
-        name = without_credentials(root)
-        try:
+        what, key = "the directory of media", "media.dir"
+        with listed_for(what, root, key):
             ranges, path = self.filesystems.find(root)
             if isinstance(ranges, HttpRanges):
                 return None
             found = listing_of(ranges, path, tuple(self.endings), self.storage_options)
-        except ValueError as error:
-            raise InvalidJob(f"{name!r} cannot be read: {error}", key="media.dir") from None
-        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-            raise InvalidJob(
-                f"the directory of media {name!r} cannot be listed: {error.strerror or error}",
-                key="media.dir",
-            ) from error
-        except Exception as error:
-            if not is_transient(error, reading=True):
-                raise
-            raise SourceUnavailable(
-                f"the directory of media {name!r} cannot be listed: {error}", item=name
-            ) from error
         if not len(found):
-            raise InvalidJob(
-                f"the directory of media {name!r} holds no file that ends in "
-                f"{', '.join(self.endings[:3]) or 'anything'} ...: name another, or say with "
-                "endings what its files end in",
-                key="media.dir",
-            )
+            raise holds_nothing(what, root, tuple(self.endings), key)
         return found
 
 

@@ -125,8 +125,11 @@ def _called(name: str) -> str:
 
 def _climbs(path: str) -> bool:
     """Tell whether a path of a URL has `.` or `..` in it, as a server may read them, too."""
-    parts = unquote(path.partition("?")[0]).replace("\\", "/").split("/")
-    return "." in parts or ".." in parts
+    plain = path.partition("?")[0]
+    while (decoded := unquote(plain)) != plain:  # some decode what they pass on
+        plain = decoded
+    names = {part.partition(";")[0] for part in plain.replace("\\", "/").split("/")}
+    return "." in names or ".." in names
 
 
 def _below(full: str, root: str) -> str | None:

@@ -70,7 +70,9 @@ class MediaReader:
         found: list[Medium] = []
         for number, value in enumerate(references):
             try:
-                said: Medium | FileReference | LmdbReference = read_reference(value, number)
+                said: Medium | FileReference | LmdbReference = read_reference(
+                    value, number, self.files.max_file_bytes
+                )
                 if isinstance(said, FileReference | LmdbReference):
                     said = self._named(said, self._dir(said.dir, source))
                 found.append(said)
@@ -96,7 +98,7 @@ class MediaReader:
         listing = self._listings.get(place.root)
         if listed is None and listing is not None and listing.lists(place.name):
             raise ValueError(
-                f"{without_credentials(place.path)} is not there: it is none of the "
+                f"{shown(without_credentials(said.path))} is not there: it is none of the "
                 f"{len(listing):,} media that {without_credentials(place.root)} held when the job "
                 "began"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -50,7 +51,9 @@ class LmdbReference(NamedTuple):
     dir: str = ""
 
 
-def read_reference(value: Any, number: int) -> HeldMedium | FileReference | LmdbReference:
+def read_reference(
+    value: Any, number: int, most_bytes: int = sys.maxsize
+) -> HeldMedium | FileReference | LmdbReference:
     """Return what one of the references of an item means.
 
     Args:
@@ -59,16 +62,17 @@ def read_reference(value: Any, number: int) -> HeldMedium | FileReference | Lmdb
             or as text; `data:` with base64. A dict may have a `dir`, by name: see
             `Source.media_dirs`.
         number: Which of the item's references it is, from 0 on, for names.
+        most_bytes: How many bytes a `data:` URL may hold; what holds bytes is there already.
 
     Raises:
         ValueError: It is none of these; says what it is.
     """
     if isinstance(value, Mapping):
-        return _of_mapping(value, number)
+        return _of_mapping(value, number, most_bytes)
     if (data := _held(value)) is not None:
         return HeldMedium(f"medium {number}", data)
     if isinstance(value, str | os.PathLike):
-        return _named(os.fspath(value), number)
+        return _named(os.fspath(value), number, most_bytes)
     raise ValueError(
         f"medium {number} is of type {type(value).__name__}: a processor gives bytes, a dict with "
         "bytes or path, a path, a URL, or lmdb: DB::KEY"
@@ -76,7 +80,7 @@ def read_reference(value: Any, number: int) -> HeldMedium | FileReference | Lmdb
 
 
 def _of_mapping(
-    value: Mapping[Any, Any], number: int
+    value: Mapping[Any, Any], number: int, most_bytes: int
 ) -> HeldMedium | FileReference | LmdbReference:
     data, path = value.get("bytes"), value.get("path")
     if data is not None:
@@ -84,34 +88,39 @@ def _of_mapping(
             raise ValueError(
                 f"the bytes of medium {number} are of type {type(data).__name__}: give bytes"
             )
-        return HeldMedium(path if isinstance(path, str) and path else f"medium {number}", held)
+        name = path if isinstance(path, str) and path else f"medium {number}"
+        return _part(HeldMedium(name, held), value, number)
     directory = value.get("dir") or ""
     if not isinstance(directory, str):
         raise ValueError(f"the dir of medium {number} is {shown(directory)}: give a name")
     if value.get("lmdb") is not None:
-        return _lmdb(value["lmdb"], number)._replace(dir=directory)
+        found = _lmdb(value["lmdb"], number)._replace(dir=directory)
+        return _part(found, value, number)
     if isinstance(path, str | os.PathLike):
-        found = _named(os.fspath(path), number)
-        if isinstance(found, HeldMedium):
-            return found
-        found, start, length = (
-            found._replace(dir=directory),
-            value.get("offset"),
-            value.get("length"),
-        )
-        if start is None and length is None:
-            return found
-        if isinstance(found, LmdbReference):
-            raise ValueError(f"medium {number} is a part of an LMDB's value: give the whole value")
-        return FileReference(
-            found.path,
-            _whole(start or 0, "offset", number),
-            None if length is None else _whole(length, "length", number),
-            directory,
-        )
+        named = _part(_named(os.fspath(path), number, most_bytes), value, number)
+        return named if isinstance(named, HeldMedium) else named._replace(dir=directory)
     raise ValueError(
         f"medium {number} has neither bytes nor a path: it is a dict with "
         f"{', '.join(map(str, value)) or 'nothing'}, and {{bytes: ..., path: ...}} is meant"
+    )
+
+
+def _part(
+    found: HeldMedium | FileReference | LmdbReference, value: Mapping[Any, Any], number: int
+) -> HeldMedium | FileReference | LmdbReference:
+    """Return a reference with the part that a dict names beside it, `offset` and `length`."""
+    start, length = value.get("offset"), value.get("length")
+    if start is None and length is None:
+        return found
+    if not isinstance(found, FileReference):
+        of = "an LMDB's value" if isinstance(found, LmdbReference) else "the bytes of the item"
+        raise ValueError(
+            f"medium {number} is a part of {of} (offset {shown(start)}, length {shown(length)}): "
+            "parts are of files alone, give the whole"
+        )
+    return found._replace(
+        start=_whole(start or 0, "offset", number),
+        length=None if length is None else _whole(length, "length", number),
     )
 
 
@@ -126,9 +135,9 @@ def _held(value: Any) -> bytes | memoryview | None:
     return None
 
 
-def _named(text: Any, number: int) -> HeldMedium | FileReference | LmdbReference:
+def _named(text: Any, number: int, most_bytes: int) -> HeldMedium | FileReference | LmdbReference:
     if isinstance(text, str) and text.startswith("data:"):
-        return _of_data(text, number)
+        return _of_data(text, number, most_bytes)
     if isinstance(text, str) and text.startswith(LMDB):
         return _lmdb(text.removeprefix(LMDB).removeprefix("//").strip(), number)
     if isinstance(text, str) and text.partition("::")[0].endswith(DATABASES) and "::" in text:
@@ -136,9 +145,14 @@ def _named(text: Any, number: int) -> HeldMedium | FileReference | LmdbReference
     return FileReference(_checked(text, number))
 
 
-def _of_data(text: str, number: int) -> HeldMedium:
+def _of_data(text: str, number: int, most_bytes: int) -> HeldMedium:
     """Return the bytes that a `data:` URL holds."""
     head, comma, coded = text.partition(",")
+    if (count := len(coded) // 4 * 3 - coded[-2:].count("=")) > most_bytes:
+        raise ValueError(
+            f"medium {number} is a data: URL of {count:,} bytes, and max_file_bytes of media is "
+            f"{most_bytes:,}: raise that, if such are meant"
+        )
     try:
         if not (comma and head.endswith(";base64")):
             raise ValueError("there is no ;base64,")

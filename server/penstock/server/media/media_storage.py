@@ -43,10 +43,11 @@ class Filesystems:
     Args:
         options: Options of fsspec for URLs.
         requests: How many requests may be on their way to one of them.
+        most_bytes: How far a file is counted whose length its server does not tell.
     """
 
-    def __init__(self, options: dict[str, Any], requests: int) -> None:
-        self._options, self._requests = options, requests
+    def __init__(self, options: dict[str, Any], requests: int, most_bytes: int) -> None:
+        self._options, self._requests, self._most_bytes = options, requests, most_bytes
         self._opened: dict[str, Ranges] = {}
         self._opening = threading.Lock()
 
@@ -61,7 +62,7 @@ class Filesystems:
             fs, path = located(url, self._options_of(url))
             key = str(id(fs))  # fsspec gives the same object for the same options
             if key not in self._opened:
-                self._opened[key] = ranges_of(fs)
+                self._opened[key] = ranges_of(fs, self._most_bytes)
             return self._opened[key], path
 
     def _options_of(self, url: str) -> dict[str, Any]:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import io
 
+from penstock.server.media.bad_sound import BadSound
 from penstock.server.media.medium import HEAD_BYTES, Medium
+
+MAX_BLOCKS = 100
+"""Places far from each other that a header is read at: each is a request to a store. Recorders and
+players write a handful of large chunks, pictures among them."""
 
 _BLOCK = 1 << 18
 """Bytes that a decoder's small reads are made of: a request to a store costs as much as 1 MiB."""
@@ -25,6 +30,7 @@ class MediumParts:
         self._head = memoryview(medium.head())
         self._all = self._head if len(self._head) < HEAD_BYTES else None
         self._reads_parts = type(medium).at is not Medium.at
+        self._block, self._block_at, self._blocks = b"", 0, 0
 
     def at(self, start: int, stop: int) -> bytes:
         """Return bytes `[start, stop)`, or fewer where the medium ends.
@@ -37,6 +43,29 @@ class MediumParts:
                 return bytes(self._medium.at(start, stop))
             self.whole()
         return bytes((self._head if self._all is None else self._all)[start:stop])
+
+    def near(self, start: int, stop: int) -> bytes:
+        """Return bytes of a header, as `at`: what lies beside each other is read at once.
+
+        Args:
+            start: The first byte.
+            stop: The byte after the last one, at most 64 KiB on.
+
+        Raises:
+            BadSound: Its header lies in too many places.
+            BadItem, SourceUnavailable, SourceChanged: As `Medium.at`.
+        """
+        if self._all is not None or not self._reads_parts or stop <= len(self._head):
+            return self.at(start, stop)
+        if not self._block_at <= start <= stop <= self._block_at + len(self._block):
+            self._blocks += 1
+            if self._blocks > MAX_BLOCKS:
+                raise BadSound(
+                    f"its header lies in more than {MAX_BLOCKS} places that are "
+                    f"{HEAD_BYTES >> 10} KiB apart: it was made to be slow"
+                )
+            self._block, self._block_at = self.at(start, start + HEAD_BYTES), start
+        return self._block[start - self._block_at : stop - self._block_at]
 
     def size(self) -> int:
         """Return how many bytes there are."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.server.files.filesystems import require
 from penstock.server.media.bad_picture import BadPicture
 from penstock.server.media.image_header import ImageHeader
 from penstock.server.media.jpeg import check_scans
-from penstock.server.media.optional import optional
 from penstock.server.media.png import has_all_rows
 from penstock.wire.errors import InvalidJob
 
@@ -81,7 +81,7 @@ def decode_by_pillow(
     Raises:
         BadPicture: The data are damaged or end early, or are of a mode without a stated result.
         InvalidJob: The job's own code has set `ImageFile.LOAD_TRUNCATED_IMAGES`.
-        MissingExtra: Pillow is not installed.
+        MissingExtra: Pillow is not installed, or cannot be imported.
     """
     _check_globals(header, name)
     if header.format == "JPEG":
@@ -108,9 +108,9 @@ def pillow() -> Any:
     """Return the module `PIL.Image`.
 
     Raises:
-        MissingExtra: Pillow is not installed.
+        MissingExtra: Pillow is not installed, or cannot be imported.
     """
-    return optional("PIL.Image", "pillow", "images", "decoding pictures")
+    return require("PIL.Image", package="pillow", extra="images", who="decoding pictures")
 
 
 @cache

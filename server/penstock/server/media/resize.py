@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.server.files.filesystems import require
 from penstock.server.media.geometry import Extent
-from penstock.server.media.optional import optional
 from penstock.server.media.pillow import pillow
 
 KERNELS = ("pillow", "torch", "opencv")
@@ -101,9 +101,9 @@ def _by_opencv(pixels: np.ndarray, size: Extent) -> np.ndarray:
 
 @cache
 def _torch() -> Any:
-    return optional("torch", "torch", "", "kernel: torch")
+    return require("torch", extra="", who="kernel: torch")
 
 
 @cache
 def _opencv() -> Any:
-    return optional("cv2", "opencv-python-headless", "opencv", "kernel: opencv")
+    return require("cv2", package="opencv-python-headless", extra="opencv", who="kernel: opencv")

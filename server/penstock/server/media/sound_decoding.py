@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.server.files.filesystems import require
 from penstock.server.media.bad_sound import BadSound
 from penstock.server.media.mp3_frames import for_decoder
 from penstock.server.media.ogg_pages import check_pages
-from penstock.server.media.optional import optional
 from penstock.server.media.parts import MediumParts, PartFile, failure
-from penstock.server.media.sound_header import SoundHeader
-from penstock.wire.errors import MissingExtra
+from penstock.server.media.sound_header import SoundHeader, check_blocks
 
 SOUGHT = ("wav", "flac")
 """Formats of which a span is sought, and decoded in blocks.
@@ -44,15 +43,7 @@ def load_soundfile() -> Any:
     Raises:
         MissingExtra: It is not installed, or finds no libsndfile.
     """
-    try:
-        return optional("soundfile", "soundfile", "sound", "the processor sound")
-    except OSError as error:  # the library that it loads is not there
-        raise MissingExtra(
-            f"the processor sound needs libsndfile, which the package soundfile cannot load: "
-            f"{error}; install the package from its wheel, pip install 'penstock[sound]'",
-            package="soundfile",
-            extra="sound",
-        ) from None
+    return require("soundfile", extra="sound", who="the processor sound")
 
 
 def decode(parts: MediumParts, header: SoundHeader, start: int, stop: int, *, mono: bool) -> Floats:
@@ -165,6 +156,8 @@ def _opened(parts: MediumParts, header: SoundHeader) -> Iterator[Any]:
     else:
         if header.format == "ogg":
             check_pages(parts.whole(), header.start)
+        else:
+            check_blocks(parts, header.start)
         seen = parts.open(header.start, parts.size())
     try:
         with soundfile.SoundFile(seen, **how) as file:

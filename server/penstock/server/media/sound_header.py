@@ -27,6 +27,8 @@ _ENCODINGS = {
 
 _EXTENSIBLE, _GUID_TAIL = 0xFFFE, bytes.fromhex("000000001000800000aa00389b71")
 _MAX_CHUNKS = 10_000
+"""Of a wav, and blocks of a flac, before its sound."""
+
 _MAX_TAGS = 100
 """ID3 tags before a sound: an empty one has ten bytes, and millions of them would take minutes."""
 
@@ -75,7 +77,7 @@ def read_header(parts: MediumParts) -> SoundHeader:
         BadSound: It is none of these formats, or contradicts itself.
     """
     start = _after_id3(parts)
-    magic = parts.at(start, start + 4)
+    magic = parts.near(start, start + 4)
     if magic in (b"RIFF", b"RF64"):
         found = _read_wav(parts, start)
     elif magic == b"fLaC":
@@ -99,7 +101,7 @@ def _after_id3(parts: MediumParts) -> int:
     """Return where tags at the beginning end; players put them before any format."""
     start = 0
     for _ in range(_MAX_TAGS):
-        head = parts.at(start, start + 10)
+        head = parts.near(start, start + 10)
         if head[:3] != b"ID3" or len(head) < 10:
             return start
         sizes = head[6:10]
@@ -114,11 +116,11 @@ def _after_id3(parts: MediumParts) -> int:
 
 
 def _read_wav(parts: MediumParts, start: int) -> SoundHeader:
-    if parts.at(start + 8, start + 12) != b"WAVE":
+    if parts.near(start + 8, start + 12) != b"WAVE":
         raise BadSound("it is RIFF, and not a wav")
     at, form, large = start + 12, None, None
     for _ in range(_MAX_CHUNKS):
-        head = parts.at(at, at + 8)
+        head = parts.near(at, at + 8)
         if len(head) < 8:
             raise BadSound("it is a wav without sound: it ends before its data chunk")
         name, size = struct.unpack("<4sI", head)
@@ -185,11 +187,32 @@ def _read_flac(parts: MediumParts, start: int) -> SoundHeader:
     return SoundHeader("flac", rate, channels, points, "", start)
 
 
+def check_blocks(parts: MediumParts, start: int) -> None:
+    """Refuse a flac whose sound does not begin after a bounded number of blocks.
+
+    They hold tags and pictures, and its decoder reads all of them.
+
+    Args:
+        parts: The file.
+        start: Where it begins, after tags.
+
+    Raises:
+        BadSound: It does not.
+    """
+    at = start + 4
+    for _ in range(_MAX_CHUNKS):
+        head = _whole(parts, at, 4)
+        at += 4 + int.from_bytes(head[1:], "big")
+        if head[0] & 0x80:
+            return
+    raise BadSound(f"it has more than {_MAX_CHUNKS:,} blocks before its sound")
+
+
 # --- ogg ---
 
 
 def _read_ogg(parts: MediumParts, start: int) -> SoundHeader:
-    first = read_page(parts.at(start, start + (1 << 16)), 0)
+    first = read_page(parts.near(start, start + (1 << 16)), 0)
     if not first.begins:
         raise BadSound("its first ogg page is not the beginning of a stream")
     packet = first.packet
@@ -214,7 +237,7 @@ def _read_ogg(parts: MediumParts, start: int) -> SoundHeader:
 
 
 def _read_mp3(parts: MediumParts, start: int) -> SoundHeader:
-    frame, tag = find_tag(parts.at(start, start + (1 << 12)))
+    frame, tag = find_tag(parts.near(start, start + (1 << 12)))
     if tag is None or tag.points is None:
         points = max(0, walk_frames(parts.whole(), start).frames * frame.points - DELAY)
     else:
@@ -223,7 +246,7 @@ def _read_mp3(parts: MediumParts, start: int) -> SoundHeader:
 
 
 def _whole(parts: MediumParts, start: int, count: int) -> bytes:
-    found = parts.at(start, start + count)
+    found = parts.near(start, start + count)
     if len(found) < count:
         raise BadSound("it ends within its header")
     return found

@@ -116,6 +116,8 @@ class Metrics(Observer):
         self._failed = made("penstock_decode_errors_total", registry)
         self._verified = made("penstock_verified_batches_total", registry)
         self._impure = made("penstock_impure_batches_total", registry)
+        self._witnesses = made("penstock_witnesses_compared_total", registry)
+        self._other_witnesses = made("penstock_witnesses_diverged_total", registry)
         self._restarts = made("penstock_worker_restarts_total", registry)
         self.streams = made("penstock_streams", registry)
         self.fenced = made("penstock_cursor_fenced_total", registry)
@@ -132,6 +134,8 @@ class Metrics(Observer):
         self._store_errors = made("penstock_store_errors_total", registry)
         for code in STORE_ERRORS:
             self._store_errors.labels(code)
+        self.polled = made("penstock_store_polls_total", registry)
+        self.fenced_elsewhere = made("penstock_fenced_elsewhere_total", registry)
         self.draining = made("penstock_draining", registry)
         self.store_away_s: Callable[[], float] = lambda: 0.0  # the composition root says better
         self._item_bytes: dict[str, float] = {}  # by job, of an item in storage
@@ -155,7 +159,8 @@ class Metrics(Observer):
             if item_bytes := _item_bytes(job):
                 self._item_bytes[name] = item_bytes
                 self._drawn.add(0, name)
-            for metric in (self._fill, self._wait, self._verified, self._impure, self.restarts):
+            compared = self._verified, self._impure, self._witnesses, self._other_witnesses
+            for metric in (self._fill, self._wait, *compared, self.restarts):
                 self._of(metric, name)
             self._of(self._quarantined, name, "", "", "none").set(0)
             for code in FAILURES:
@@ -298,6 +303,11 @@ class Metrics(Observer):
         self._of(self._verified, job).inc()
         if not pure:
             self._of(self._impure, job).inc()
+
+    @override
+    def witnessed(self, job: str, compared: int, diverged: int) -> None:
+        self._of(self._witnesses, job).inc(compared)
+        self._of(self._other_witnesses, job).inc(diverged)
 
     # --- what the edge tells ---
 

@@ -35,8 +35,10 @@ from penstock.server.node.supply.leads import Leads
 from penstock.server.node.supply.life import Life
 from penstock.server.node.supply.message_dispatch import MessageDispatch
 from penstock.server.node.supply.quarantine import Quarantine
+from penstock.server.node.supply.rest import Rest
 from penstock.server.node.supply.snapshot_writer import SnapshotWriter
 from penstock.server.node.supply.ticket_answers import Answers
+from penstock.server.node.supply.witnesses import Witnesses
 from penstock.server.node.supply.worker_pool import ITEM_DEADLINE_S, Hear, Lose, WorkerPool
 from penstock.server.node.supply.worker_process import WorkerProcess
 from penstock.server.pipeline.known_order import SoFar
@@ -105,16 +107,27 @@ class Node:
         self.node_id = ""
         self.halts = halts = Halts(store, life, dispatch.logs, lambda: self.node_id)
         audit = Audit(dispatch, pool, store, life, observer)
+        self.witnesses = Witnesses(dispatch, store, life, observer)
+        self._rest = Rest(dispatch.logs, dispatch.lines, life)
         self._quarantine = Quarantine(self.verdicts, dispatch, pool, store, life, observer)
         self._quarantine.on_halts = halts.heard
-        leads = Leads(store, life, self._quarantine.heard, dispatch.schedule)
+        self._leads = leads = Leads(store, life, self._quarantine.heard, dispatch.schedule)
         dispatch.covers, dispatch.on_halt = leads.cover, halts.stopped
         self.ends = ends = Ends(dispatch, store, life)
         shared = pool, self.snapshots, ends, life, observer, item_deadline_s
         self.counting = LaneCounting(count_processes(workers), self.verdicts, *shared)
-        answers = Answers(dispatch, self.snapshots, audit, observer)
+        answers = Answers(dispatch, self.snapshots, audit, self.witnesses, observer)
         messages = MessageDispatch(
-            dispatch, pool, answers, self.snapshots, audit, self._quarantine, ends, life, observer
+            dispatch,
+            pool,
+            answers,
+            self.snapshots,
+            audit,
+            self.witnesses,
+            self._quarantine,
+            ends,
+            life,
+            observer,
         )
         messages.counting = self.counting
         self.snapshots.on_diverged = dispatch.diverged
@@ -199,6 +212,7 @@ class Node:
                 log.known_change = log.begun_change
             self.verdicts[log_id] = VerdictBook(await self.store.verdicts(log_id))
             self.observer.quarantined(job.name, self.verdicts[log_id].left_out)
+            await self.witnesses.load(log_id)
         catalogs = [catalog for job in self.jobs.values() for catalog in job.hand_over()]
         self._files_fd = pack_catalogs(catalogs)
         for worker in self.pool:
@@ -206,6 +220,8 @@ class Node:
         self.counting.files_fd = self._files_fd
         await self.pool.start()
         self.life.spawn(self.snapshots.keep_saving(self._snapshot_seconds))
+        self.life.spawn(self.witnesses.keep_saving(self._snapshot_seconds))
+        self.life.spawn(self._rest.keep_looking())
         self.start_s = age_s()
 
     def _say_how_it_reads(self, job: Job) -> None:
@@ -259,6 +275,7 @@ class Node:
                 break
             await asyncio.sleep(0.02)
         await self.snapshots.save()
+        await self.witnesses.save()
 
     def _lost(self, worker: WorkerProcess) -> None:
         self._has_drained(worker)
@@ -360,6 +377,8 @@ class Node:
         if entry is None:
             return 0, 0, "horizon", ""
         key = entry.key
+        if reader.log.withheld.unproven:
+            return key.lane, key.offset, "proving", ""
         lane = reader.log.lanes[key.lane]
         frontier = reader.log.numbering.frontier
         if reader.lacks is not None and frontier is not None:
@@ -376,7 +395,7 @@ class Node:
                         return key.lane, key.offset, "queued", self._in_the_way(note)
                     return key.lane, key.offset, note.stage or "producing", str(note.item or "")
             return key.lane, key.offset, "producing", ""
-        if lane.looking:
+        if lane.looking or self._leads.awaits(reader.log, lane):
             return key.lane, key.offset, "store", ""
         if any(not worker.ready for worker in self.pool):
             return key.lane, key.offset, "restarting", ""

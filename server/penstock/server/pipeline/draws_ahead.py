@@ -121,7 +121,7 @@ class LookAhead:
         """Return the draws to be read meanwhile, those after the next `past`; none where quick."""
         if not self._items.reads_ahead:
             return []
-        return self.peek(past, LOOK_AHEAD * self._items.batches_ahead)
+        return self.peek(past, max(LOOK_AHEAD, self._items.items_ahead))
 
     def _alone(self, items: list[ItemRef]) -> list[ItemRef]:
         """Have items read together, and return the first to be processed alone.

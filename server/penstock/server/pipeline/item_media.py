@@ -20,9 +20,9 @@ from penstock.wire.errors import MissingExtra, PenstockError, SourceChanged, Sou
 logger = logging.getLogger("penstock")
 
 
-MEDIA_BATCHES_AHEAD = 4
-"""How many batches of a lane are looked at for media that are far: a batch may be made in less time
-than one reply takes."""
+MEDIA_ITEMS_AHEAD = 128
+"""How many items after a batch are looked at for media that are far, whole batches at a time: they
+may be decoded in less time than one reply takes."""
 
 
 class ItemMedia:

@@ -7,7 +7,7 @@ from functools import partial
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
-from penstock.server.pipeline.item_media import MEDIA_BATCHES_AHEAD, ItemMedia
+from penstock.server.pipeline.item_media import MEDIA_ITEMS_AHEAD, ItemMedia
 from penstock.server.pipeline.kept_items import KEPT_BYTES, KeptItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Progress
 from penstock.server.pipeline.source_calls import SourceCalls
@@ -83,9 +83,9 @@ class RawItems(SourceCalls):
         return self.takes_media and self.media.waits
 
     @property
-    def batches_ahead(self) -> int:
-        """Return for how many batches it is worth while to say what they will be made of."""
-        return MEDIA_BATCHES_AHEAD if self.takes_media and self.media.waits else 1
+    def items_ahead(self) -> int:
+        """Return of how many items it is worth while to say that they are next; 1 = a batch's."""
+        return MEDIA_ITEMS_AHEAD if self.takes_media and self.media.waits else 1
 
     @property
     def warms_ahead(self) -> bool:

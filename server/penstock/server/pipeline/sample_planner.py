@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
@@ -302,7 +303,7 @@ class SamplePlanner:
         """
         if not (self._can_seek and self.items.reads_ahead):
             return []
-        return self.ahead.peek(0, self.items.batches_ahead * sum(map(len, plan.rows)))
+        return self.ahead.peek(0, max(self.items.items_ahead, sum(map(len, plan.rows))))
 
     def forget(self) -> None:
         """Forget every sample that nothing pending needs: of past batches, and left out ones."""
@@ -369,6 +370,23 @@ class SamplePlanner:
         """
         snapshot.restore(data, self.job.log_id, self.lane, self.take_state)
 
+    def _check_counts(self) -> None:
+        """Refuse samples that count something else than the processor does now.
+
+        Raises:
+            ValueError: Says how many counts there are.
+        """
+        measures = self.roles.measures
+        # Where nothing asks for sizes, samples may have been drawn without them.
+        fits = {len(measures)} if self.roles.batcher.needs_sizes else {len(measures), 0}
+        ready = (ref for batch in self.ready for row in batch for ref in row)
+        for ref in chain(self.batching.batcher.pending, ready):
+            if len(ref.counts) not in fits:
+                raise ValueError(
+                    f"sample {ref.part} of item {ref.item} has {len(ref.counts)} counts, and the "
+                    f"processor counts {', '.join(measures) or 'nothing'}"
+                )
+
     def take_state(self, offset: int, state: dict[str, Any]) -> None:
         """Go on at an offset from what `state` gave there.
 
@@ -382,6 +400,7 @@ class SamplePlanner:
         self.ready = deque(
             [[SampleRef.from_json(ref) for ref in row] for row in batch] for batch in state["ready"]
         )
+        self._check_counts()
         self.ended = bool(state["ended"])
         self._count_from(state["counters"])
         self._accounts.restore(state["accounts"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import index as whole
 
 from penstock.server.core.refs import ItemRef
+from penstock.server.core.shown import shown
 from penstock.server.job.role_set import RoleSet
 from penstock.server.pipeline.retry import Calls
 from penstock.server.roles.samples import MAX_SIZE, Sample, SampleSizes, wrong_counts
@@ -71,17 +72,18 @@ def counts_of(
         return ()
     processor = roles.processor
     try:
-        found = contained(lambda: tuple(map(whole, processor.counts(sample))))
+        found = contained(lambda: processor.counts(sample))
+        wrong = contained(lambda: wrong_counts(found, roles.measures))
     except PenstockError:
         raise
     except Exception as error:
         what = f"{processor.code_of('counts')} fails on a sample of item {item}"
         raise calls.failure(error, what, lane, offset) from error
-    if (wrong := wrong_counts(found, roles.measures)) is not None:
+    if wrong is not None:
         raise BadBatch(
-            f"{processor.code_of('counts')} gave {found} for a sample of item {item} of job "
-            f"{calls.job.name!r}: {wrong}",
+            f"{processor.code_of('counts')} gave {shown(found)} for a sample of item {item} of "
+            f"job {calls.job.name!r}: {wrong}",
             lane=lane,
             offset=offset,
         )
-    return found
+    return tuple(map(whole, found))

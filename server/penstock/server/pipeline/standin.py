@@ -52,9 +52,13 @@ class StandIns:
         sample = self._samples.get(source)
         if sample is None:
             sample = self._samples[source] = self._first(source, plan)
-        fresh: Sample = zeroed(sample)
         roles = self._job.role_sets[plan.role_set]
-        if roles.batcher.needs_sizes:
+        # What models read in Python says which shape other values have: zeros would contradict it.
+        told = {spec.name for spec in roles.collator.specs() if spec.place == "host"}
+        empty = {name: each if name in told else zeroed(each) for name, each in sample.items()}
+        most = ref.size if roles.batcher.needs_sizes else None
+        fresh = roles.processor.stand_in(empty, most)
+        if most is not None:
             place = plan.lane, plan.offset
             found = sizes_of(self._items, roles, ref.item, fresh, lane=place[0], offset=place[1])
             if (size := ref_of(ref.item, found).size) > ref.size:

@@ -144,6 +144,19 @@ class RawItemProcessor(Role, ABC):
             for name, value in sample.items()
         }
 
+    def stand_in(self, empty: Sample, most: int | None) -> Sample:
+        """Return what stands in for each sample of a batch of which quarantine has left none.
+
+        The batch is padding: nothing of it is learned, but a model still has to take it. Override
+        this where values have to agree with one another, such as tokens with pictures.
+
+        Args:
+            empty: By default this: a sample of some item, with zeros in place of its content. It is
+                cut if it is larger than `most`.
+            most: The largest size that it may have; None = any.
+        """
+        return empty
+
 
 def measures_of(processor: RawItemProcessor) -> tuple[str, ...]:
     """Return what the samples of a processor count beside their size, in order.
@@ -152,14 +165,17 @@ def measures_of(processor: RawItemProcessor) -> tuple[str, ...]:
         InvalidJob: These are no different names, or asking for them fails.
     """
     try:
-        found = contained(lambda: tuple(processor.measures))
+        given = contained(lambda: processor.measures)
+        found = contained(lambda: tuple(given))
     except PenstockError:
         raise
     except Exception as error:
         raise failing(processor, "measures", error) from error
-    if len(set(found)) < len(found) or not all(isinstance(each, str) and each for each in found):
+    are_names = all(isinstance(each, str) and each for each in found)
+    # A text is a sequence of texts, too: of its letters.
+    if not are_names or isinstance(given, str) or len(set(found)) < len(found):
         raise InvalidJob(
-            f"{processor.code_of('measures')} gave {found!r}: give names of counts, all different, "
+            f"{processor.code_of('measures')} gave {given!r}: give names of counts, all different, "
             "such as images and patches",
             key="processor",
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from penstock.server.metrics.node_metrics import Metrics
 from penstock.server.node.node import Node
+from penstock.server.rpc.following import Following
 from penstock.server.rpc.lending import Lending
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.streams import Streams
@@ -21,6 +22,7 @@ class Edge:
         node: The node, started.
         store: Its store, open.
         streams: The open reads.
+        following: Hears of other nodes.
         present: Looks for a job's files before a run begins.
         metrics: Where batches and waits are counted.
         draining: Set once the node shuts down.
@@ -30,6 +32,7 @@ class Edge:
     node: Node
     store: Store
     streams: Streams
+    following: Following
     present: Present
     metrics: Metrics
     draining: asyncio.Event

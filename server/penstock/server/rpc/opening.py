@@ -50,6 +50,7 @@ def describe(
     node: str,
     node_id: str,
     store: str,
+    incarnation: int = 0,
     max_body_bytes: int = 0,
     workers: int = 0,
     draining: bool = False,
@@ -64,6 +65,7 @@ def describe(
         node: As the reply has it.
         node_id: The same.
         store: The same.
+        incarnation: The same.
         max_body_bytes: The same.
         workers: The same.
         draining: The same.
@@ -82,6 +84,7 @@ def describe(
         node_id=node_id,
         store=store,
         jobs=sorted(jobs),
+        incarnation=incarnation,
         workers=workers,
         draining=draining,
     )

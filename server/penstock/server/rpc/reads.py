@@ -79,6 +79,7 @@ class Reads:
         lender = self._edge.lending.find(request.borrower)
         stream = OpenRead(request, reader, wake, peer, lender, self.streams.unsent, caller)
         number = self.streams.add(stream)
+        self._edge.following.look_soon()
         listening = asyncio.ensure_future(self._listen(stream, call))
         listening.add_done_callback(lambda _: wake.set())
         try:
@@ -127,7 +128,9 @@ class Reads:
             self.streams.refused(error, "Read")
             raise
         except (StoreUnavailable, TimeoutError) as error:
-            # Reading goes on without the store; commits will tell whether this attempt was fenced.
+            # Reading goes on without the store, for a while; commits will tell whether this attempt
+            # was fenced.
+            self._edge.following.check_away()
             self.streams.events.tell(
                 UNCHECKED,
                 level="warning",

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -33,8 +32,10 @@ from penstock.server.rpc.connections import most_connections
 from penstock.server.rpc.cursor_calls import Cursors
 from penstock.server.rpc.edge import Edge
 from penstock.server.rpc.ending import ending
+from penstock.server.rpc.following import Following
 from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.lending import Lending
+from penstock.server.rpc.node_id import default_node_id
 from penstock.server.rpc.opening import describe
 from penstock.server.rpc.reads import Reads
 from penstock.server.rpc.status import seen_by, status
@@ -85,6 +86,7 @@ class Service:
         metrics: Where streams and commits are counted.
         access: Who may do what; None = whoever connects may do anything.
         reflects: Serve the reflection service.
+        node_id: What other nodes and readers know it by; empty = the pod, else host and address.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Service:
         access: Access | None = None,
         *,
         reflects: bool = False,
+        node_id: str = "",
     ) -> None:
         self._access, self._reflects = access, reflects
         self.node, self.store, self.metrics = node, store, metrics
@@ -112,10 +115,14 @@ class Service:
         self.draining = asyncio.Event()
         self.lending = Lending(node.give_back, node.bound_bytes)
         present = self.cursors.present
-        edge = Edge(node, store, self.streams, present, metrics, self.draining, self.lending)
+        self.following = Following(node, store, self.streams, metrics)
+        self._follows: asyncio.Task[None] | None = None
+        edge = Edge(
+            node, store, self.streams, self.following, present, metrics, self.draining, self.lending
+        )
         self._reads = Reads(edge)
         self._server: grpc.aio.Server | None = None
-        self.node_id = ""
+        self.node_id = node_id
 
     # --- life ---
 
@@ -156,13 +163,14 @@ class Service:
         if port == 0 and not listen.startswith("unix:"):
             raise in_use(listen)
         self.lending.start(listen, socket_mode)
+        address = listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+        self.node_id = self.node.node_id = self.node_id or default_node_id(address)
+        await self.following.begin()
         await server.start()
         self._server = server
+        self._follows = asyncio.get_running_loop().create_task(self.following.follow())
         for name in ("", FEED, CURSORS):
             await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        address = listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
-        # One host may have several nodes, and an address of one host is another node on the next.
-        self.node_id = f"{socket.gethostname()}/{address}"
         return address
 
     async def drain(self, grace_s: float) -> None:
@@ -179,6 +187,9 @@ class Service:
     async def stop(self, grace_s: float) -> None:
         """Close the port."""
         self.lending.stop()
+        if self._follows is not None:
+            self._follows.cancel()
+            await asyncio.gather(self._follows, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(grace_s)
         self.streams.close()
@@ -254,6 +265,7 @@ class Service:
             request,
             node=self.node.incarnation,
             node_id=self.node_id,
+            incarnation=self.following.incarnation,
             store=self.store.uuid,
             max_body_bytes=0 if job is None else self.node.largest_body_bytes(job),
             workers=len(self.node.workers),

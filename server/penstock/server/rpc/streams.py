@@ -30,6 +30,7 @@ from penstock.server.store.records import (
     CheckpointRecord,
     Committed,
     GroupRecord,
+    Latest,
     Moved,
 )
 from penstock.server.store.rules.arguments import printable
@@ -406,19 +407,8 @@ class Streams(Listener):
 
     @override
     def deleted(self, record: GroupRecord, owner: str) -> None:
-        self._ranks.pop((record.job, record.name), None)
-        readers = list(self._of_attempts(record.job, record.name))
-        for stream in readers:
-            stream.error = UnknownGroup(
-                f"group {record.name!r} of job {record.job!r} was deleted by "
-                f"{owner or 'somebody'} at step {record.cursor}, while this attempt (generation "
-                f"{stream.request.generation}) read it: start the run again, with its state or "
-                "start=, to begin the group anew",
-                job=record.job,
-                group=record.name,
-                generation=stream.request.generation,
-            )
-            stream.wake.set()
+        what = f"was deleted by {owner or 'somebody'} at step {record.cursor}"
+        readers = self._end_deleted(record.job, record.name, what)
         self.events.tell(
             event_log.DELETED,
             job=record.job,
@@ -426,9 +416,55 @@ class Streams(Listener):
             generation=record.generation,
             cursor=record.cursor,
             checkpoints=len(record.checkpoints),
-            readers=len(readers),
+            readers=readers,
             by=owner,
         )
+
+    # --- what other nodes have done to groups ---
+
+    def attempts(self) -> dict[tuple[str, str], int]:
+        """Return the groups that attempts read here: the lowest generation among their streams."""
+        found: dict[tuple[str, str], int] = {}
+        for stream in self:
+            request = stream.request
+            if request.group and request.token and stream.error is None:
+                place = request.job, request.group
+                found[place] = min(request.generation, found.get(place, request.generation))
+        return found
+
+    def heard(self, job: str, group: str, latest: Latest | None) -> None:
+        """End the streams of attempts that are over: a group has a newer one, or is gone."""
+        if latest is None:
+            self._end_deleted(job, group, "was deleted by another node")
+            return
+        self._at(job, group, latest.start_step)
+        how = {
+            "seek": f"moved the cursor to step {latest.start_step}",
+            "restore": f"restored checkpoint {latest.checkpoint!r}, step {latest.start_step}",
+        }.get(latest.made_by, f"began generation {latest.generation}")
+        self._fence(job, group, latest.generation, how, latest.owner or "somebody")
+
+    def end_attempts(self, error: PenstockError) -> None:
+        """End the streams of all attempts: whether they are over is not known."""
+        for stream in self:
+            if stream.request.group and stream.request.token and stream.error is None:
+                stream.error = error
+                stream.wake.set()
+
+    def _end_deleted(self, job: str, group: str, what: str) -> int:
+        self._ranks.pop((job, group), None)
+        readers = list(self._of_attempts(job, group))
+        for stream in readers:
+            stream.error = UnknownGroup(
+                f"group {group!r} of job {job!r} {what}, while this attempt (generation "
+                f"{stream.request.generation}) read it: start the run again, with its state or "
+                "start=, to begin the group anew",
+                job=job,
+                group=group,
+                generation=stream.request.generation,
+            )
+            stream.wake.set()
+        return len(readers)
 
     def _fence(self, job: str, group: str, generation: int, how: str, by: str) -> None:
         """End the streams of a group's older attempts."""

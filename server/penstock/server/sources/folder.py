@@ -15,7 +15,9 @@ from penstock.server.media.listing import (
     DATABASES,
     ENDINGS,
     MediaListing,
+    holds_nothing,
     is_listed,
+    listed_for,
     listing_of,
     stamps_below,
 )
@@ -24,9 +26,7 @@ from penstock.server.roles.parameters import declared
 from penstock.server.roles.samples import RawItem
 from penstock.server.roles.source import IndexedSource
 from penstock.server.sources.requirements import check_indices
-from penstock.server.usercode.transient import is_transient
-from penstock.wire.credentials import without_credentials
-from penstock.wire.errors import InvalidJob, SourceUnavailable
+from penstock.wire.errors import InvalidJob
 
 
 @declared
@@ -84,8 +84,8 @@ class FolderSource(IndexedSource):
         endings = ENDINGS if self.endings is None else tuple(self.endings)
         chosen = tuple(each for each in endings if each not in DATABASES)
         key = catalog_key("folder", self.path, chosen, self.storage_options)
-        said = without_credentials(self.path)
-        try:
+        what, where = "the folder", "source.path"
+        with listed_for(what, self.path, where):
             fs, path = located(self.path, self.storage_options)
             ranges = ranges_of(fs)
             if isinstance(ranges, HttpRanges):
@@ -94,23 +94,8 @@ class FolderSource(IndexedSource):
             if (known := handed(key)) is not None:
                 return NameList(key, known), listing
             names = [name for name, _ in stamps_below(ranges, path) if is_listed(name, chosen)]
-        except ValueError as error:
-            raise InvalidJob(f"{said!r} cannot be read: {error}", key="source.path") from None
-        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-            raise InvalidJob(
-                f"the folder {said!r} cannot be listed: {error.strerror or error}",
-                key="source.path",
-            ) from error
-        except Exception as error:
-            if not is_transient(error, reading=True):
-                raise
-            raise SourceUnavailable(f"{said!r} cannot be listed: {error}", item=said) from error
         if not names:
-            raise InvalidJob(
-                f"the folder {said!r} holds no file that ends in {', '.join(chosen[:3])} ...: "
-                "name another, or say with endings what its files end in",
-                key="source.path",
-            )
+            raise holds_nothing(what, self.path, chosen, where)
         return NameList.of(key, names), listing
 
     def __len__(self) -> int:

@@ -2,7 +2,7 @@
 
 Only a database that several processes write to needs it. It is read from the names of an
 operation's parameters, so an operation that is added has it too: `log_id` is a log, `job` and
-`group` a group, `job` alone a job's plans.
+`group` a group, `job` alone a job's plans, `node_id` a node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from penstock.server.store.records import BeginRequest, JobRecord, SnapshotRecord
 
 Key = tuple[Any, ...]
-"""A kind of thing, `log`, `group`, `job` or `deleted`, and its name."""
+"""A kind of thing, `log`, `group`, `job`, `node` or `deleted`, and its name."""
 
 READING = frozenset(
     {
@@ -22,10 +22,13 @@ READING = frozenset(
         "changes",
         "check_token",
         "definition",
+        "environments",
+        "followed",
         "groups",
         "lane_ends",
         "latest",
         "nearest_snapshot",
+        "some_witnesses",
         "verdicts",
     }
 )
@@ -67,7 +70,7 @@ def describe(operation: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[
     return about
 
 
-_WORDS = ("log_id", "job", "group", "request", "snapshots")
+_WORDS = ("log_id", "job", "group", "request", "snapshots", "node_id")
 
 
 def _keys(name: str, given: Mapping[str, Any]) -> Iterable[Key]:
@@ -78,6 +81,8 @@ def _keys(name: str, given: Mapping[str, Any]) -> Iterable[Key]:
         yield "log", log_id
     if snapshots := given.get("snapshots"):
         yield from sorted({("log", _log_of(snapshot)) for snapshot in snapshots})
+    if (node_id := given.get("node_id")) is not None:
+        yield "node", node_id
     job, group = given.get("job"), given.get("group")
     if isinstance(job, JobRecord):
         yield "job", job.name

@@ -42,8 +42,10 @@ from penstock.server.store.rules import (
 )
 from penstock.server.store.rules import (
     fence,
-    followed,
     plans,
+)
+from penstock.server.store.rules import (
+    follow_keys as followed,
 )
 from penstock.server.store.rules import (
     generations as attempts,

@@ -148,6 +148,10 @@ class MemoryTables(Tables):
         return len(self._tables[kind].span(prefix))
 
     @override
+    async def count_each(self, kind: type[Row], prefixes: Sequence[tuple[Value, ...]]) -> list[int]:
+        return [await self.count(kind, *prefix) for prefix in prefixes]
+
+    @override
     async def steps(
         self, group_id: int, generation: int, rank: int
     ) -> tuple[int | None, int | None]:

@@ -16,7 +16,8 @@ from penstock.server.store.rows import (
     SnapshotRow,
     TimelineRow,
 )
-from penstock.server.store.rules import fence, followed, plans
+from penstock.server.store.rules import fence, plans
+from penstock.server.store.rules import follow_keys as followed
 from penstock.server.store.rules import group_rules as groups
 from penstock.server.store.rules.arguments import check_text
 from penstock.server.store.tables import Tables

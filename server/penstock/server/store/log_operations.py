@@ -36,7 +36,7 @@ from penstock.server.store.rows import (
     VerdictRow,
     WitnessRow,
 )
-from penstock.server.store.rules import followed
+from penstock.server.store.rules import follow_keys as followed
 from penstock.server.store.rules import lane_records as lanes
 from penstock.server.store.rules import verdict_rules as verdicts
 from penstock.server.store.tables import Tables
@@ -200,6 +200,15 @@ class LogOperations(Transacting):
         return made
 
     @transaction
+    async def lift_halts(self, tables: Tables, log_id: bytes, node: str) -> None:
+        """Let the lanes be stopped no more that stopped at a node: it has begun again."""
+        halts = await tables.all(HaltRow, log_id, where={"node": node})
+        if halts:
+            last = await last_change(tables, log_id)
+            await tables.write([Drop(HaltRow, (log_id, row.change)) for row in halts])
+            await tables.write(followed.now_at(followed.log_key(log_id), last + 1))
+
+    @transaction
     async def changes(self, tables: Tables, log_id: bytes, after: int | None) -> LogChanges:
         """Return what has changed in a log: cheap where nothing has.
 
@@ -242,15 +251,16 @@ class LogOperations(Transacting):
         Of a lane about 256 stay, spread over all of it; it holds twice as many at most.
         """
         differ: list[Witness] = []
-        for witness in witnesses:
-            row = WitnessRow(log_id, *witness)
-            stands = await tables.get(WitnessRow, log_id, witness.lane, witness.offset)
-            other, changes = lanes.add_witness(row, stands)
+        keys = [(log_id, each.lane, each.offset) for each in witnesses]
+        for witness, stands in zip(witnesses, await tables.some(WitnessRow, keys), strict=True):
+            other, changes = lanes.add_witness(WitnessRow(log_id, *witness), stands)
             differ += [] if other is None else [other]
             await tables.write(changes)
+        counts = await tables.counts(WitnessRow, log_id)
         for lane in sorted({witness.lane for witness in witnesses}):
-            if await tables.count(WitnessRow, log_id, lane) > CROWDED:
-                await tables.write(lanes.thin_witnesses(await tables.all(WitnessRow, log_id, lane)))
+            if counts[lane] > CROWDED:
+                of_lane = await tables.all(WitnessRow, log_id, lane)
+                await tables.write(lanes.thin_witnesses(of_lane))
         return differ
 
     @transaction

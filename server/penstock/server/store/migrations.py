@@ -90,8 +90,8 @@ def _keep_definitions(connection: sqlite3.Connection) -> None:
 def _let_nodes_follow(connection: sqlite3.Connection) -> None:
     """Format 7: what nodes follow, how far they plan, what batches were, and what made them."""
     log, text, number = "BLOB", "TEXT", "INTEGER"
-    followed = {"kind": text, "place": text, "name": text, "number": number}
-    connection.execute(sealed_table("followed", "kind, place, name", followed))
+    followed = {"kind": text, "scope": text, "name": text, "number": number}
+    connection.execute(sealed_table("followed", "kind, scope, name", followed))
     leads = {"log_id": log, "lane": number, "planned": number, "reserved": number}
     connection.execute(sealed_table("leads", "log_id, lane", leads))
     witnesses = {"log_id": log, "lane": number, "offset": number, "digest": log, "environment": log}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.server.store.loads import last_change
 from penstock.server.store.records import Followed
-from penstock.server.store.rows import Drop, FollowedRow, HaltRow
-from penstock.server.store.rules import followed
+from penstock.server.store.rows import FollowedRow
+from penstock.server.store.rules import follow_keys as followed
 from penstock.server.store.tables import Tables
 from penstock.server.store.transacting import Transacting, transaction
 
@@ -20,17 +19,11 @@ class NodeOperations(Transacting):
         """Count a node that begins; return the numbers of its id, its own incarnation among them.
 
         Of two nodes that run under one id the later one is meant, since it has the higher number.
-        The lanes that stopped at a node of this id are stopped no more: it tries them again.
         """
         key = followed.node_key(node_id)
-        before, outlived = await tables.each(FollowedRow, [key, followed.outlived_key(node_id)])
+        before, outlived = await tables.some(FollowedRow, [key, followed.outlived_key(node_id)])
         incarnation = 1 if before is None else before.number + 1
         await tables.write(followed.now_at(key, incarnation))
-        halts = await tables.all(HaltRow, where={"node": node_id})
-        await tables.write([Drop(HaltRow, (row.log_id, row.change)) for row in halts])
-        for log_id in sorted({row.log_id for row in halts}):
-            moved = await last_change(tables, log_id) + 1
-            await tables.write(followed.now_at(followed.log_key(log_id), moved))
         return Followed({}, {}, incarnation, 0 if outlived is None else outlived.number)
 
     @transaction
@@ -40,11 +33,6 @@ class NodeOperations(Transacting):
         row = await tables.get(FollowedRow, *key)
         if row is None or row.number < incarnation:
             await tables.write(followed.now_at(key, incarnation))
-        halts = await tables.all(HaltRow, where={"node": node_id})
-        await tables.write([Drop(HaltRow, (row.log_id, row.change)) for row in halts])
-        for log_id in sorted({row.log_id for row in halts}):
-            moved = await last_change(tables, log_id) + 1
-            await tables.write(followed.now_at(followed.log_key(log_id), moved))
 
     @transaction
     async def followed(
@@ -62,7 +50,7 @@ class NodeOperations(Transacting):
         keys = [followed.log_key(log_id) for log_id in logs]
         keys += [followed.group_key(*group) for group in groups]
         keys += [followed.node_key(node_id), followed.outlived_key(node_id)] if node_id else []
-        rows = await tables.each(FollowedRow, keys)
+        rows = await tables.some(FollowedRow, keys)
         numbers = [None if row is None else row.number for row in rows]
         of_logs, of_groups = numbers[: len(logs)], numbers[len(logs) : len(logs) + len(groups)]
         incarnation, outlived = numbers[-2:] if node_id else (0, 0)

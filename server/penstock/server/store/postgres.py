@@ -325,7 +325,7 @@ class _Queue:
         """Note what an operation asks for: the next one of its kind is given it at once."""
         self._asked.pop(_name(task), None)
         self._asked[_name(task)] = [
-            q for q in dict.fromkeys(used) if q.how not in ("some", "steps")
+            q for q in dict.fromkeys(used) if q.how not in (*sql.OF_MANY, "steps")
         ]
         if len(self._asked) > REMEMBERED:
             del self._asked[next(iter(self._asked))]

@@ -198,6 +198,8 @@ def check_shape(
         StoreCorrupt: It is another program's, half of a store, or of a format that this program may
             not write to.
     """
+    if not found:
+        raise place.corrupt("is not there", "name the schema that has it, or let a node make one")
     if not set(found) & set(sql.shape()):
         tables = ", ".join(sorted(found)[:3])
         raise place.corrupt(
@@ -258,6 +260,9 @@ async def upgrade(place: PostgresPlace) -> tuple[int, int]:
                 for kind, table in TABLES.items():
                     if table.name not in found:
                         await connection.execute(sql.create_table(place.schema, kind))
+                if before < 7:
+                    for text in sql.followed_before(place.schema):
+                        await connection.execute(text)
                 news = [MetaRow("format", str(FORMAT)), MetaRow("since", str(sql.SINCE))]
                 for text, values in sql.writing(place.schema, list(map(Put, news))):
                     await connection.execute(text, values)

@@ -80,7 +80,7 @@ class PostgresPlace:
                 "names as %40 and %2F",
                 key=_KEY,
             ) from None
-        options = str(given.pop("options", ""))
+        options = str(given.pop("options", None) or os.environ.get("PGOPTIONS", ""))
         self.schema = _schema(options) or SCHEMA
         self.parameters = {**_DEFAULTS, **given, "options": f"{options} {_OPTIONS}".strip()}
         named = {**_from_environment(), **given}

@@ -26,10 +26,10 @@ from penstock.server.store.rows import (
 )
 from penstock.server.store.sqlite_schema import FORMAT, columns
 
-SINCE = 6
+SINCE = 7
 """The oldest format whose programs may write to a store of this one, beside programs of this one:
-they know neither the tables nor the rules that this one has more, and need not. A change that they
-must know of raises it to `FORMAT`."""
+they know neither the tables nor the rows that this one has more, and need not. A change that they
+must know of raises it to `FORMAT`: of what nodes of format 6 plan and change others do not hear."""
 
 _KINDS = {int: "bigint", str: 'text COLLATE "C"', bytes: "bytea"}
 
@@ -39,6 +39,9 @@ NUMBERS = "numbers"
 
 WRITERS = "writers"
 """What each process has written last: a store that is behind what it has answered lacks it."""
+
+OF_MANY = ("some", "count_each")
+"""Queries about many keys or prefixes: their answers are not kept."""
 
 Statement = tuple[str, tuple[Any, ...]]
 """A text and its values."""
@@ -50,7 +53,7 @@ class RowQuery(NamedTuple):
     Attributes:
         how: The method of `Tables`.
         kind: The class.
-        key: A key, or the first columns of keys; of `some`, many keys.
+        key: A key, or the first columns of keys; of those of `OF_MANY`, many of them.
         bound: `at_most` or `after`.
         limit: As of `all`.
         where: As of `all`.
@@ -100,6 +103,19 @@ def create_table(schema: str, kind: type[Row]) -> str:
     return f"CREATE TABLE {quoted(schema)}.{quoted(table)} ({', '.join(lines)})"
 
 
+def followed_before(schema: str) -> list[str]:
+    """Return the statements that note what nodes follow, of a store of format 6."""
+    into, of = f"INSERT INTO {quoted(schema)}.followed", quoted(schema)
+    return [
+        f"{into} SELECT 'log', encode(log_id, 'hex'), '', max(change) FROM (SELECT log_id, change "
+        f"FROM {of}.verdicts UNION ALL SELECT log_id, change FROM {of}.halts) c GROUP BY log_id "
+        "ON CONFLICT DO NOTHING",
+        f"{into} SELECT 'group', g.job, g.name, max(n.generation) FROM {of}.groups g "
+        f"JOIN {of}.generations n ON n.group_id = g.id GROUP BY g.job, g.name "
+        "ON CONFLICT DO NOTHING",
+    ]
+
+
 def fresh_meta() -> list[MetaRow]:
     """Return the rows of a store that begins: an identity of its own among them."""
     values = {"uuid": str(uuid.uuid4()), DELETED: "0", "format": str(FORMAT), "since": str(SINCE)}
@@ -133,11 +149,9 @@ def shape() -> dict[str, list[tuple[str, str, str]]]:
 def asking(schema: str, query: RowQuery) -> Statement:
     """Return the statement of a query."""
     how, kind, key, bound, limit, where, column, rank = query
-    if how == "some":
-        names = columns(kind)[: TABLES[kind].key]
-        return _some(schema, kind), tuple(
-            array([one[place] for one in key]) for place in range(len(names))
-        )
+    if how in OF_MANY:
+        text = _some(schema, kind) if how == "some" else _count_each(schema, kind, len(key[0]))
+        return text, tuple(map(array, zip(*key, strict=True)))
     if how == "steps":
         return _steps(schema), (*key, rank) * 3
     shape = (len(key), bound is not None, tuple(name for name, _ in where), limit is not None)
@@ -159,6 +173,8 @@ def answer(query: RowQuery, rows: Sequence[tuple[Any, ...]]) -> Any:
         return [found.get(place) for place in range(1, len(query.key) + 1)]
     if how == "counts":
         return dict(rows)
+    if how == "count_each":
+        return [count for _, count in sorted(rows)]
     if how == "steps":
         own, *others = rows[0]
         return own, min((step for step in others if step is not None), default=None)
@@ -215,6 +231,17 @@ def _some(schema: str, kind: type[Row]) -> str:
     return (
         f"SELECT k.place, {every} FROM unnest({_arrays(kind, key)}) WITH ORDINALITY "
         f"AS k({keys}, place) JOIN {quoted(schema)}.{quoted(table)} t ON {same}"
+    )
+
+
+@cache
+def _count_each(schema: str, kind: type[Row], prefix: int) -> str:
+    names = list(map(quoted, columns(kind)[:prefix]))
+    same = " AND ".join(f"t.{name} = k.{name}" for name in names)
+    table = f"{quoted(schema)}.{quoted(TABLES[kind].name)}"
+    return (
+        f"SELECT k.place, (SELECT count(*) FROM {table} t WHERE {same}) "
+        f"FROM unnest({_arrays(kind, prefix)}) WITH ORDINALITY AS k({', '.join(names)}, place)"
     )
 
 

@@ -64,7 +64,7 @@ class KnownRows:
         """Take the answer to a query."""
         if query.how == "get":
             self._rows.setdefault(query.kind, {})[query.key] = answer
-        elif query.how != "some":
+        elif query.how not in sql.OF_MANY:
             self._found.setdefault(query.kind, {})[query] = answer
 
     def apply(self, change: Change) -> None:
@@ -96,7 +96,7 @@ def touches(query: RowQuery, change: Change) -> bool:
         return False
     key = key_of(change)
     size = min(len(key), len(query.key))
-    return query.how == "some" or key[:size] == query.key[:size]
+    return query.how in sql.OF_MANY or key[:size] == query.key[:size]
 
 
 def _drops(drop: Drop, key: tuple[Value, ...]) -> bool:
@@ -222,6 +222,13 @@ class PostgresTables(Tables):
     @override
     async def count(self, kind: type[Row], *prefix: Value) -> int:
         found: int = await self._find(RowQuery("count", kind, prefix))
+        return found
+
+    @override
+    async def count_each(self, kind: type[Row], prefixes: Sequence[tuple[Value, ...]]) -> list[int]:
+        found: list[int] = []
+        if prefixes:
+            found = await self._find(RowQuery("count_each", kind, tuple(prefixes)))
         return found
 
     @override

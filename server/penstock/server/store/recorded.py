@@ -43,7 +43,7 @@ class Recorded:
 
     def __init__(self, url: str, base: Path) -> None:
         store = open_store(url, base)
-        self._look: _Look
+        self._look: _LookInto
         if isinstance(store, SqliteStore):
             self.where = str(store.path) if store.path.exists() else ""
             self._look = partial(_look_into, store.path) if self.where else _see_nothing
@@ -102,7 +102,7 @@ class Recorded:
         return found
 
 
-class _Look(Protocol):
+class _LookInto(Protocol):
     """Returns what a transaction finds, in a store that is left as it is."""
 
     def __call__(self, transaction: Transaction[Any], *, any_format: bool) -> Any:

@@ -198,12 +198,12 @@ class FollowedRow(NamedTuple):
         kind: `log`, whose number is that of its last change; `group`, its latest generation, and
             without a row it is gone; `node`, its latest incarnation; `outlived`, the incarnation of
             a node that still runs although a later one of its id has begun.
-        place: A log's id in hex, a group's job, a node's id.
+        scope: A log's id in hex, a group's job, a node's id.
         name: A group's name; else empty.
     """
 
     kind: str
-    place: str
+    scope: str
     name: str
     number: int
 

@@ -82,6 +82,10 @@ class SqliteTables(Tables):
         return int(self._db.execute(text, prefix).fetchone()[0])
 
     @override
+    async def count_each(self, kind: type[Row], prefixes: Sequence[tuple[Value, ...]]) -> list[int]:
+        return [await self.count(kind, *prefix) for prefix in prefixes]
+
+    @override
     async def steps(
         self, group_id: int, generation: int, rank: int
     ) -> tuple[int | None, int | None]:

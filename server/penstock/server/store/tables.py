@@ -30,10 +30,6 @@ class Tables(ABC):
     async def get(self, kind: type[R], *key: Value) -> R | None:
         """Return the row of a key."""
 
-    async def each(self, kind: type[R], keys: Sequence[tuple[Value, ...]]) -> list[R | None]:
-        """Return the rows of keys, in their order; a database over the network asks once."""
-        return [await self.get(kind, *key) for key in keys]
-
     @abstractmethod
     async def some(self, kind: type[R], keys: Sequence[tuple[Value, ...]]) -> list[R | None]:
         """Return the rows of many keys, in their order; None = there is no such row."""
@@ -85,6 +81,10 @@ class Tables(ABC):
     @abstractmethod
     async def count(self, kind: type[Row], *prefix: Value) -> int:
         """Return how many rows begin with `prefix`."""
+
+    @abstractmethod
+    async def count_each(self, kind: type[Row], prefixes: Sequence[tuple[Value, ...]]) -> list[int]:
+        """Return how many rows begin with each of many prefixes, all of one length."""
 
     @abstractmethod
     async def steps(

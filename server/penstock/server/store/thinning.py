@@ -43,10 +43,10 @@ class Crowded:
             changes += lanes.put(snapshot, checksum, stands, body)
             standing.setdefault(key, SnapshotRow(*key, checksum, body))
         await tables.write(changes)
-        touched = {(snapshot.log_id, snapshot.lane) for snapshot in snapshots}
+        touched = sorted({(snapshot.log_id, snapshot.lane) for snapshot in snapshots})
+        counts = await tables.count_each(SnapshotRow, touched)
         crowded: dict[bytes, list[int]] = {}
-        for log_id, lane in sorted(touched):
-            count = await tables.count(SnapshotRow, log_id, lane)
+        for (log_id, lane), count in zip(touched, counts, strict=True):
             if count > self._counts.get((log_id, lane), CROWDED):
                 crowded.setdefault(log_id, []).append(lane)
         for log_id, found in crowded.items():

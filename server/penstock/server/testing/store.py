@@ -960,13 +960,13 @@ class StoreContract(ABC):
 
     async def test_a_lane_stays_stopped_until_its_node_begins_again(self, store: Store) -> None:
         """Then others find that something has changed, and the halts that still stand."""
-        await store.begin_node("a")
         mine = await store.add_halt(LOG, Halt(1, 4, "bad_item", "why", {}, "a"))
         other = await store.add_halt(LOG, Halt(0, 2, "bad_item", "why", {}, "b"))
         before = await store.changes(LOG, 0)
-        await store.begin_node("c")
+        await store.lift_halts(LOG, "c")
+        await store.lift_halts(b"\1" * 32, "a")
         unchanged = await store.followed([LOG], [])
-        await store.begin_node("a")
+        await store.lift_halts(LOG, "a")
 
         assert before == LogChanges(2, [], [mine, other])
         assert unchanged.changes == {LOG: 2}

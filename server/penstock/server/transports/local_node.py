@@ -91,8 +91,17 @@ class Said(logging.Handler):
 
 
 def _sentence(_logger: Any, _name: str, event: Any) -> str:
-    """Return an event of the log as one line: what happened, then its fields."""
+    """Return an event of the log as one line: what happened, then its fields.
+
+    What the caller is told as a reader, by an error, is not said here as well.
+    """
+    import structlog
+
+    from penstock.server.node.supply.ticket_answers import CANNOT_BE_MADE
+
     said = event.pop("event")
+    if said == CANNOT_BE_MADE:
+        raise structlog.DropEvent
     fields = ", ".join(f"{key} {value}" for key, value in event.items() if key != "exc_info")
     return f"{said} ({fields})" if fields else str(said)
 

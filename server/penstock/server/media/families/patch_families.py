@@ -147,6 +147,11 @@ class Qwen3Vl(QwenVl):
     }
 
 
+MOST_PADDED = 1 << 25
+"""Pixels that a picture may have with its padding, 96 MiB, where that is more than twice what it
+has without: a line of 60 million pixels would be padded to 28 of them, 5 GB."""
+
+
 def navit_resize(
     height: int, width: int, patch: int, max_patches: int, max_side_patches: int
 ) -> tuple[int, int]:
@@ -230,7 +235,11 @@ class Kimi(Family):
         return (3, self.settings["patch_size"], self.settings["patch_size"])
 
     def _bounds(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return height and width with padding, and without."""
+        """Return height and width with padding, and without.
+
+        Raises:
+            ValueError: Nearly all of it would be padding, and large.
+        """
         settings = self.settings
         factor = settings["patch_size"] * settings["merge_size"]
         inner = height, width
@@ -242,7 +251,13 @@ class Kimi(Family):
                 settings["max_patches"],
                 settings["max_side_patches"],
             )
-        return (-(-inner[0] // factor) * factor, -(-inner[1] // factor) * factor), inner
+        tall, wide = (-(-side // factor) * factor for side in inner)
+        if tall * wide > max(MOST_PADDED, 2 * width * height):
+            raise ValueError(
+                f"a picture of {width}x{height} pixels would be padded to {wide}x{tall}: leave it "
+                "out of the data, or cut it"
+            )
+        return (tall, wide), inner
 
     @property
     def _over_torchvision(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from penstock.server.media.families.family import Family
 from penstock.server.media.families.family_settings import Settings, checked
 from penstock.server.media.families.fixed_families import DefaultFamily, Llava
 from penstock.server.media.families.patch_families import Kimi, Qwen3Vl, QwenVl
+from penstock.server.media.pretrained import read_json
 from penstock.wire.errors import InvalidJob
 
 FAMILIES: dict[str, type[Family]] = {
@@ -173,22 +173,3 @@ def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(side := values.get("crop_size"), int):
         values["crop_size"] = {"height": side, "width": side}
     return values
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object that a file holds; empty = there is no such file.
-
-    Raises:
-        InvalidJob: It cannot be read.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidJob(
-            f"{str(path)!r} cannot be read ({error}): write it again, as save_pretrained of "
-            "transformers does",
-            key="tokenizer",
-        ) from None
-    return found if isinstance(found, dict) else {}

@@ -17,6 +17,7 @@ from penstock.server.job.job import Job
 from penstock.server.node.demand.batch_spans import BodySpan
 from penstock.server.node.demand.cached import CachedBatches
 from penstock.server.node.demand.dropped import Dropped
+from penstock.server.node.demand.halted import Withheld
 from penstock.server.node.demand.lane_assignment import LaneAssignment
 from penstock.server.node.demand.lane_state import LaneState
 from penstock.server.node.demand.made import MadeOffsets
@@ -27,9 +28,6 @@ from penstock.server.node.demand.wanted import BatchState, Demand, Key, WantedBa
 from penstock.wire.errors import PenstockError
 from penstock.wire.numbering import two_ends
 from penstock.wire.order import Cut
-
-Halted = tuple[int, PenstockError]
-"""Where a lane is halted: the offset of the batch that is not to come, and why."""
 
 MAX_CUTS = 64
 """Ways to cut a log into steps of which it is remembered what they drop: readers choose them."""
@@ -75,11 +73,11 @@ class Log:
         self.produced = self.recomputed = self.cache_hits = 0
         self.ticket_s = 0.0  # how long a ticket of this job usually takes
         self.tickets_per_s = 0.0  # a mean of the rates of each: short ones count for more
+        self.takes_media = any(roles.media is not None for roles in job.role_sets)
         self.made = MadeOffsets()
         self.assignment = LaneAssignment(job.reading_groups, job.readings())
         self.begun_change = self.known_change = 0  # of the store's: when the node began, and now
-        self.halted_here: dict[int, Halted] = {}  # by lane
-        self.halted_elsewhere: dict[int, Halted] = {}
+        self.withheld = Withheld(self.numbering, self.lanes, self.readers)
         self.deciding = 0  # verdicts under way: nothing new is planned before workers know them
 
     def figures(self) -> dict[str, int]:
@@ -330,21 +328,6 @@ class Log:
         for entry in doubted:
             self.failed(entry, error)
         lane.withhold()
-
-    def halt(self, lane: int, offset: int, error: PenstockError) -> None:
-        """Let no rank enter the step of a batch that is not to come."""
-        self.halted_here.setdefault(lane, (offset, error))
-        self._wake_all()
-
-    def halt_elsewhere(self, halted: dict[int, Halted]) -> None:
-        """The same for lanes that are stopped at other nodes: these, and no others any more."""
-        self.halted_elsewhere = halted
-        if halted:
-            self._wake_all()
-
-    def _wake_all(self) -> None:
-        for reader in self.readers:
-            reader.wake()
 
     # --- lines ---
 

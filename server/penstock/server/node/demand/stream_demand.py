@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -9,9 +10,8 @@ from penstock.server.job.job import Job
 from penstock.server.node.demand.ledger import Log
 from penstock.server.node.demand.ranked import Ranked
 from penstock.server.node.demand.unknown import Unknown
-from penstock.server.node.demand.wanted import BatchState, Key, WantedBatch
-from penstock.wire.errors import PenstockError
-from penstock.wire.order import MAX_POSITION, Cut, LaneOffset, Share
+from penstock.server.node.demand.wanted import BatchState, Key, Reads, WantedBatch
+from penstock.wire.order import Cut, LaneOffset, Share
 
 LOOK_POSITIONS = 1000
 """Positions that a reader of some lanes passes over in one turn: others are served in between."""
@@ -177,6 +177,12 @@ class StreamDemand:
         """Return the batches of which it must be known more, for the next one or for the end."""
         return self.unknown.needed()
 
+    def reads(self) -> Reads:
+        """Return which lanes it may want batches of: positions of one residue by W lie on these."""
+        is_even = self.share.is_even and self.cut is None
+        modulus = math.gcd(self.log.job.lanes, self.share.world_size) if is_even else 1
+        return self.lanes, modulus, self.share.rank % modulus
+
     def learned(self) -> None:
         """Note that more is known of where batches stand, or of what they hold."""
         self.unknown.learned()
@@ -251,13 +257,9 @@ class StreamDemand:
         if not (self.pending and self._ahead) or self._next_wanted < self.horizon:
             self._fill()  # else it has what it may want
         self.is_full = False
-        if self.log.halted_here or self.log.halted_elsewhere:
-            stop, halted = self._halted()
-            if self.head >= stop:
-                if fits is not None:
-                    return None
-                assert halted is not None
-                raise halted
+        withheld = self.log.withheld
+        if withheld and withheld.stops(self.share, self.head, raises=fits is None):
+            return None
         blocked: set[int] = set()
         known = self.log.numbering.known(self.cut)
         self.unknown.position = None
@@ -288,27 +290,6 @@ class StreamDemand:
             if self.unknown.position is not None and fits is None:
                 self.unknown.check(None)
         return None
-
-    def _halted(self) -> tuple[int, PenstockError | None]:
-        """Return where the first step begins that some rank cannot end, and why.
-
-        A rank alone is told when it needs the batch itself.
-        """
-        first, why = MAX_POSITION + 1, None
-        if self.share.world_size == 1:
-            return first, why
-        size, order = self.share.batches_per_step, self.log.numbering.order
-        for halted in (self.log.halted_here, self.log.halted_elsewhere):
-            for lane, (offset, error) in halted.items():
-                if self.log.lanes[lane].has_ended(offset):
-                    continue
-                step = order.position(lane, offset) // size * size
-                if step < first:
-                    first, why = step, error
-        if why is not None:
-            # Whoever has more of that step already must not enter it either.
-            why = why.with_fields(why.message, {**why.fields, "halted_from": first})
-        return first, why
 
     def sent(self, entry: WantedBatch) -> None:
         """The entry that `take` gave has been written to the network."""

@@ -33,6 +33,10 @@ class Key(NamedTuple):
     blank: bool
 
 
+Reads = tuple[frozenset[int] | None, int, int]
+"""Which lanes a reader reads: of these, None = of all, those with a residue by a modulus."""
+
+
 class Demand(Protocol):
     """One open stream, as the ledger and those who give out work know it: see `Reader`."""
 
@@ -70,6 +74,9 @@ class Demand(Protocol):
 
     def learned(self) -> None:
         """Note that more is known of where batches stand, or of what they hold."""
+
+    def reads(self) -> Reads:
+        """Return which lanes it may want batches of."""
 
 
 @dataclass(eq=False)

@@ -47,3 +47,6 @@ class Observer:
 
     def verified(self, job: str, pure: bool) -> None:
         """A batch was made twice, and was the same, or was not."""
+
+    def witnessed(self, job: str, compared: int, diverged: int) -> None:
+        """Witnesses were recorded or compared, and so many were another batch before."""

@@ -40,7 +40,7 @@ class Halts:
 
     def stopped(self, log: Log, lane: LaneState, offset: int, error: PenstockError) -> None:
         """Tell of a lane that has stopped here, before a batch."""
-        log.halt(lane.lane, offset, error)
+        log.withheld.halt(lane.lane, offset, error)
         if self._store.shared:
             self._life.spawn(self._record(log, lane.lane, offset, error))
 
@@ -70,7 +70,7 @@ class Halts:
             known = found.get(halt.lane)
             if known is None or halt.offset < known[0]:
                 found[halt.lane] = halt.offset, error
-                if halt.lane not in log.halted_elsewhere:
+                if halt.lane not in log.withheld.elsewhere:
                     logger.error(
                         "a lane stopped at another node",
                         job=log.job.name,
@@ -79,4 +79,4 @@ class Halts:
                         code=halt.code,
                         error=halt.message,
                     )
-        log.halt_elsewhere(found)
+        log.withheld.halt_elsewhere(found)

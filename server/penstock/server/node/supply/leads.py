@@ -59,6 +59,10 @@ class Leads:
             self._want(log, lane, stop)
         return stop <= lane.reserved
 
+    def awaits(self, log: Log, lane: LaneState) -> bool:
+        """Tell whether a lane cannot be planned on before the store has answered."""
+        return self._wanted.get(log, {}).get(lane, 0) > lane.reserved
+
     def _want(self, log: Log, lane: LaneState, stop: int) -> None:
         is_reserving = log in self._wanted
         wanted = self._wanted.setdefault(log, {})

@@ -40,6 +40,7 @@ from penstock.server.node.supply.life import Life
 from penstock.server.node.supply.quarantine import Quarantine
 from penstock.server.node.supply.snapshot_writer import SnapshotWriter
 from penstock.server.node.supply.ticket_answers import Answers
+from penstock.server.node.supply.witnesses import Witnesses
 from penstock.server.node.supply.worker_pool import WorkerPool
 from penstock.server.node.supply.worker_process import WorkerProcess
 from penstock.server.store.records import SnapshotRecord
@@ -59,6 +60,7 @@ class MessageDispatch:
         answers: Takes what tickets bring.
         snapshots: Where the snapshots go of a worker that is drained.
         audit: Told of batches that were made twice.
+        witnesses: Told with what workers compute.
         quarantine: Asked for verdicts.
         ends: Told where lanes end.
         life: The node's.
@@ -77,13 +79,14 @@ class MessageDispatch:
         answers: Answers,
         snapshots: SnapshotWriter,
         audit: Audit,
+        witnesses: Witnesses,
         quarantine: Quarantine,
         ends: Ends,
         life: Life,
         observer: Observer,
     ) -> None:
         self._dispatch, self._pool, self._answers = dispatch, pool, answers
-        self._snapshots = snapshots
+        self._snapshots, self._witnesses = snapshots, witnesses
         self._audit, self._quarantine, self._life = audit, quarantine, life
         self._ends, self._observer = ends, observer
         self.drained: Callable[[WorkerProcess], None]
@@ -131,7 +134,9 @@ class MessageDispatch:
             case Verified():
                 self._audit.made_twice(message.check, message.header)
             case Libraries():
-                self._audit.note_libraries(dispatch.logs[message.log_id].job, message.versions)
+                log = dispatch.logs[message.log_id]
+                self._audit.note_libraries(log.job, message.versions)
+                self._witnesses.computes_with(log, message.versions)
             case QuarantineItem():
                 self._quarantine.asked(worker, message)
             case Snapshots():

@@ -10,12 +10,16 @@ from penstock.server.node.protocol.observer import Observer
 from penstock.server.node.supply.audit import Audit
 from penstock.server.node.supply.dispatch import Dispatch
 from penstock.server.node.supply.snapshot_writer import SnapshotWriter
+from penstock.server.node.supply.witnesses import Witnesses
 from penstock.server.node.supply.worker_process import Ticket, WorkerProcess
 from penstock.server.pipeline.line import MAX_EMPTIED, only_padding
 from penstock.server.store.records import SnapshotRecord
 from penstock.wire.errors import LogDiverged, PastEnd
 
 logger = structlog.get_logger("penstock.node")
+
+CANNOT_BE_MADE = "a batch cannot be made"
+"""What the log says of an error that readers are told, too."""
 
 
 class Answers:
@@ -25,12 +29,19 @@ class Answers:
         dispatch: Which gave them out.
         snapshots: Takes the snapshots that come with answers.
         audit: Told of every batch.
+        witnesses: The same.
         observer: Told what is made.
     """
 
     def __init__(
-        self, dispatch: Dispatch, snapshots: SnapshotWriter, audit: Audit, observer: Observer
+        self,
+        dispatch: Dispatch,
+        snapshots: SnapshotWriter,
+        audit: Audit,
+        witnesses: Witnesses,
+        observer: Observer,
     ) -> None:
+        self._witnesses = witnesses
         self._dispatch, self._lines, self._snapshots = dispatch, dispatch.lines, snapshots
         self._audit, self._observer = audit, observer
 
@@ -64,6 +75,7 @@ class Answers:
         if message.exits:
             self._observer.left_out(job.name, message.exits)
         self._audit.made(worker, ticket, message.header, plan or b"")
+        self._witnesses.made(ticket.log, ticket.entry)
         self._put_snapshots(ticket, message.snapshots)
         self._reached(ticket, ticket.offset + 1)
         if message.emptied and ticket.lane.note_emptied(ticket.offset, MAX_EMPTIED):
@@ -124,7 +136,7 @@ class Answers:
             log.failed(ticket.entry, error)
             return
         logger.error(
-            "a batch cannot be made",
+            CANNOT_BE_MADE,
             job=log.job.name,
             lane=lane.lane,
             offset=ticket.offset,

@@ -47,6 +47,11 @@ less than `DEPTH_S` seconds it holds more of them, and gets them several at a ti
 as much. Each log by itself: a worker that held as many long ones as short ones would keep the
 readers of other logs waiting until it has done them all."""
 
+MEDIA_DEPTH = 6
+"""The least of logs whose items name media: a worker fetches those of the tickets that it holds
+ahead, and of no others, which another worker may be given. With 6 there are two to five more as one
+is begun; with more, readers of other logs would wait longer."""
+
 
 @dataclass(eq=False)
 class Ticket:
@@ -199,7 +204,8 @@ class WorkerProcess:
             return 0
         if self.alone:
             return 0
-        depth = min(MAX_DEPTH, max(MIN_DEPTH, int(DEPTH_S * log.tickets_per_s)))
+        least = MEDIA_DEPTH if log.takes_media else MIN_DEPTH
+        depth = min(MAX_DEPTH, max(least, int(DEPTH_S * log.tickets_per_s)))
         held = self._held[log]
         return depth - held if held <= depth // 2 else 0
 

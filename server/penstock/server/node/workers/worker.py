@@ -10,7 +10,6 @@ import json
 import os
 import traceback
 from collections.abc import Sequence
-from itertools import islice
 
 from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.core.verdict import Verdict
@@ -216,10 +215,6 @@ class Worker:
         line, first, snapshots = self.lines.plan_at(message.line, message.offset)
         plans, broken, after = self.lines.plan_ahead(line, message.count - 1)
         line.planner.forget()  # whoever makes them fetches what they are made of
-        if (
-            items := line.items
-        ).reads_ahead and items.media.waits:  # that is this worker, as long as it has time
-            items.read_ahead(_items_of([first, *plans[: items.batches_ahead]]))
         told = tuple(map(_plan_bytes, (first, *plans)))
         answer = Planned(message.ticket, told, broken, (*snapshots, *after))
         self.link.say(*self._cost(), *changes_of(line), answer)
@@ -243,12 +238,14 @@ class Worker:
 
     def _coming(self, known: Known) -> list[ItemRef]:
         """Return the items of the next batches of a job to be made here."""
-        later = (
-            each
-            for each in self.link.inbox
-            if isinstance(each, Make) and each.log_id == known.job.log_id
-        )
-        return _items_of([_plan_of(each.plan) for each in islice(later, known.items.batches_ahead)])
+        self.link.take_in(wait=False)
+        coming: list[ItemRef] = []
+        for each in self.link.inbox:
+            if len(coming) >= known.items.items_ahead:
+                break
+            if isinstance(each, Make) and each.log_id == known.job.log_id:
+                coming += _items_of(_plan_of(each.plan))
+        return list(dict.fromkeys(coming))
 
     # --- answers ---
 
@@ -324,6 +321,5 @@ def _plan_of(data: bytes) -> BatchPlan:
     return BatchPlan.from_json(json.loads(data))
 
 
-def _items_of(plans: Sequence[BatchPlan]) -> list[ItemRef]:
-    """Return the items of some batches, each once."""
-    return list(dict.fromkeys(ref.item for plan in plans for row in plan.rows for ref in row))
+def _items_of(plan: BatchPlan) -> list[ItemRef]:
+    return [ref.item for row in plan.rows for ref in row]

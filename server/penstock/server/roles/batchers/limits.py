@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.common.checks import check_whole
 from penstock.server.core.refs import SampleRef
+from penstock.server.roles.samples import MAX_SIZE
 from penstock.wire.errors import BadItem, InvalidJob
 
 
@@ -25,6 +26,11 @@ class CountLimits:
             if not isinstance(measure, str):
                 raise InvalidJob(f"{name} has {measure!r}, which is no name of a measure", key=key)
             check_whole(f"{name}.{measure}", most, 1, "what a row may count", key=key)
+            if most > MAX_SIZE:
+                raise InvalidJob(
+                    f"{name}.{measure} is {most}: give a number up to 2^63 - 1, or leave it out",
+                    key=key,
+                )
 
 
 class RowLimits:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.server.core.refs import Row, Rows, SampleRef, Span
+from penstock.server.packing.lengths import LARGEST
 from penstock.server.roles.batcher import BatcherFacts, SampleBatcher
 from penstock.server.roles.batchers.limits import CountLimits, RowLimits
 from penstock.server.roles.parameters import AtLeast, OneOf, declared
@@ -158,6 +159,11 @@ class RowPackingBatcher(PackingBatcher):
             self._dropped |= dict.fromkeys(map("overlong_{}".format, self.limits or ()), 0)
         if self.overlong == "alone":
             self._counts["overlong_alone"] = 0
+        if self.max_tokens > LARGEST:
+            raise InvalidJob(
+                f"max_tokens is {self.max_tokens}: give the tokens of a row, {LARGEST} at most",
+                key="max_tokens",
+            )
         self._most_shared = self.max_tokens - 1
         self._finished: list[Row] = []
 

@@ -8,7 +8,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.server.roles.collator import BatchCollator
-from penstock.server.roles.collators.sample_arrays import Array, as_array, bad_batch, named
+from penstock.server.roles.collators.sample_arrays import (
+    Array,
+    as_array,
+    bad_batch,
+    count_noted,
+    named,
+    not_stacked,
+)
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.samples import Sample
 from penstock.wire.joined import Joined, joined
@@ -29,7 +36,7 @@ class DefaultBatchCollator(BatchCollator):
     A batch that quarantine has emptied is made of zeros, in the shapes of a real one; one that it
     has thinned has fewer samples.
 
-    Counts: `samples`; `tokens`, where there are `input_ids`.
+    Counts: `samples`; `tokens`, where there are `input_ids`; what processors noted of samples.
     """
 
     type_name: ClassVar[str] = "default"
@@ -53,7 +60,10 @@ class DefaultBatchCollator(BatchCollator):
 
     def _stacked(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
         samples = [sample for row in rows for sample in row]
-        values = _stack_all(samples, context, ())
+        noted = not_stacked(samples)
+        values = _stack_all(samples, context, noted)
+        if noted:
+            count_noted(samples, context)
         context.count("samples", len(samples))
         if isinstance(ids := values.get("input_ids"), np.ndarray | Joined):
             context.count("tokens", ids.size)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import KW_ONLY
 from typing import Annotated, Any, ClassVar
 
 from penstock.server.roles.collator import BatchCollator
-from penstock.server.roles.collators.sample_arrays import as_array, bad_batch
+from penstock.server.roles.collators.sample_arrays import (
+    as_array,
+    bad_batch,
+    count_noted,
+    not_stacked,
+)
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.parameters import TrueOrFalse, declared
 from penstock.server.roles.samples import Sample
@@ -32,7 +37,7 @@ class ListsCollator(BatchCollator):
     A batch that quarantine has emptied is made of zeros, in the shapes of a real one; one that it
     has thinned has fewer samples.
 
-    Counts: `samples`; `tokens`, where there are `input_ids`.
+    Counts: `samples`; `tokens`, where there are `input_ids`; what processors noted of samples.
 
     Args:
         nested: Keys of which every sample has a list, such as `images`: a value that is none counts
@@ -84,7 +89,8 @@ class ListsCollator(BatchCollator):
             BadBatch: A key of `flat` has a value that is no list.
         """
         samples = [sample for row in rows for sample in row]
-        names = dict.fromkeys(name for sample in samples for name in sample)
+        noted = not_stacked(samples)
+        names = dict.fromkeys(name for s in samples for name in s if name not in noted)
         values = {}
         for name in dict.fromkeys([*names, *self.placeholders] if samples else ()):
             found = list(self._found(name, samples))
@@ -92,10 +98,11 @@ class ListsCollator(BatchCollator):
                 values[name] = kept(found[0]) if found else None
             elif found:
                 values[name] = list(self._listed(name, found, context))
+        count_noted(samples, context)
         context.count("samples", len(samples))
         if "input_ids" in names:
-            ids = [sample["input_ids"] for sample in samples if "input_ids" in sample]
-            context.count("tokens", sum(map(len, ids)))
+            ids = [sample.get("input_ids") for sample in samples]
+            context.count("tokens", sum(len(each) for each in ids if isinstance(each, Sized)))
         return values
 
     def _found(self, name: str, samples: Sequence[Sample]) -> Iterator[Any]:

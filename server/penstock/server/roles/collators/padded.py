@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -11,7 +11,6 @@ from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.collators.default import stack_samples
 from penstock.server.roles.collators.sample_arrays import (
     CHOSEN,
-    NOTED,
     PAD_ID,
     Array,
     as_array,
@@ -20,6 +19,7 @@ from penstock.server.roles.collators.sample_arrays import (
     flag_row,
     learned_labels,
     masked,
+    not_stacked,
     pad_id,
     token_ids,
     token_row,
@@ -146,7 +146,9 @@ class PaddedCollator(BatchCollator):
         for name in (*_ALIGNED[1:], *self.sequences):
             if name in present and name not in values:
                 values[name] = self._sequence(name, samples, lengths, width, context)
-        values |= stack_samples(samples, context, leave_out=(*values, *_not_stacked(samples)))
+        values |= stack_samples(
+            samples, context, leave_out=(*values, PAD_ID, *not_stacked(samples))
+        )
         self._count(samples, lengths, kept, height * width, context)
         return values
 
@@ -264,12 +266,6 @@ def _height(samples: NumbersT, rows: NumbersT) -> NumbersT:
     """Return how many rows values have, of a batch or of each of many: one for each sample."""
     height: NumbersT = samples + (samples == 0) * (rows + (rows == 0))
     return height
-
-
-def _not_stacked(samples: Sequence[Sample]) -> list[str]:
-    """Return the keys that are for the collator, and not for the batch."""
-    noted = any(isinstance(sample.get(NOTED), Mapping) for sample in samples)
-    return [PAD_ID, NOTED] if noted else [PAD_ID]
 
 
 def _is_class(value: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.server.core.shown import shown
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.samples import Sample
 from penstock.wire.errors import BadBatch, MissingExtra
@@ -21,6 +22,9 @@ PAD_ID = "pad_token_id"
 
 NOTED = "noted"
 """The key under which a processor adds integers to the counts of the batch that holds a sample."""
+
+MOST_NOTED = 1 << 48
+"""What is counted of one sample, so that the sum of a batch fits into a message's int64."""
 
 CHOSEN = ("loss_mask", "token_mask", "row_tokens")
 """Masks of tokens that a loss is taken of, beside `labels`."""
@@ -47,7 +51,21 @@ def as_array(value: Any) -> Array | None:
         array = np.asarray(value)
     except (ValueError, OverflowError):  # a ragged list; a number that no dtype holds
         return None
-    return array if _is_numeric(array) else None
+    if not _is_numeric(array) or _is_rounded(value, array):
+        return None
+    return array
+
+
+def _is_rounded(value: Any, array: Array) -> bool:
+    """Tell whether NumPy has made floats of whole numbers that no integer dtype holds together."""
+    is_large = array.dtype == np.float64 and array.size and np.abs(array).max() >= 2**63
+    return bool(is_large) and isinstance(value, list | tuple) and _has_large(value)
+
+
+def _has_large(values: Any) -> bool:
+    if isinstance(values, list | tuple):
+        return any(map(_has_large, values))
+    return isinstance(values, int) and abs(values) >= 2**63
 
 
 def token_ids(sample: Sample, context: CollateContext) -> Array:
@@ -133,11 +151,37 @@ def pad_id(given: int | None, samples: Iterable[Sample], context: CollateContext
 
 
 def count_noted(samples: Iterable[Sample], context: CollateContext) -> None:
-    """Add what processors noted about their samples, `noted: {name: n}`, to the batch's counts."""
+    """Add what processors noted about their samples, `noted: {name: n}`, to the batch's counts.
+
+    Raises:
+        BadBatch: A name is not text, or a number not whole, or larger than a message has room for.
+    """
     for sample in samples:
-        if isinstance(noted := sample.get(NOTED), Mapping):
+        if NOTED in sample and isinstance(noted := sample[NOTED], Mapping):
             for name, number in noted.items():
-                context.count(name, context.counts.get(name, 0) + number)
+                if not isinstance(name, str) or not _is_count(number):
+                    raise bad_batch(
+                        context,
+                        f"{NOTED!r} of a sample has {shown(name)}: {shown(number)}; give whole "
+                        "numbers by names",
+                    )
+                context.count(name, context.counts.get(name, 0) + int(number))
+
+
+def not_stacked(samples: Sequence[Sample]) -> list[str]:
+    """Return the keys that are notes for the batch's counts, and no values."""
+    for sample in samples:
+        if NOTED in sample and isinstance(sample[NOTED], Mapping):
+            return [NOTED]
+    return []
+
+
+def _is_count(number: Any) -> bool:
+    return (
+        isinstance(number, int | np.integer)
+        and not isinstance(number, bool)
+        and abs(int(number)) < MOST_NOTED
+    )
 
 
 def masked(values: dict[str, Any], ignored: int = IGNORE_INDEX) -> dict[str, Any]:
@@ -187,7 +231,9 @@ def _is_numeric(array: Array) -> bool:
     )
 
 
-def _tensor(torch: Any, tensor: Any) -> Array:
+def _tensor(torch: Any, tensor: Any) -> Array | None:
+    if tensor.layout != torch.strided:
+        return None  # the wire refuses it by name
     tensor = tensor.detach().cpu()
     if tensor.dtype != torch.bfloat16:
         array: Array = tensor.numpy()
@@ -202,4 +248,5 @@ def _tensor(torch: Any, tensor: Any) -> Array:
             extra="server",
         ) from None
     bits: Array = tensor.contiguous().view(torch.int16).numpy()
-    return bits.view(ml_dtypes.bfloat16)
+    found: Array = bits.view(ml_dtypes.bfloat16)
+    return found

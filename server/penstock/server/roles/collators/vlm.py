@@ -17,7 +17,7 @@ from penstock.server.roles.collators.segments import lay_out
 from penstock.server.roles.context import CollateContext
 from penstock.server.roles.filling import BatchSizes, Filling, RowWidth
 from penstock.server.roles.parameters import AtLeast, OneOf, declared
-from penstock.server.roles.samples import Sample
+from penstock.server.roles.samples import MAX_SIZE, Sample
 from penstock.wire.errors import InvalidJob
 from penstock.wire.joined import Joined, joined
 from penstock.wire.packed_rows import made
@@ -40,6 +40,16 @@ COUNTED = {
     "n_videos_per_sample": ("video_grid_thw",),
 }
 """What counts pictures: the entries of the first of these that a sample has."""
+
+WHOLE = {"n_images_per_sample": "pixel_values", "n_videos_per_sample": "pixel_values_videos"}
+"""What counts them in samples that have none of these: pictures of one shape, (n, channels, height,
+width), or longer where each is a row of several. Patches of Qwen's models have two axes."""
+
+GRIDS = {
+    "pixel_values": ("image_grid_thw", "grid_thws", "image_grid_hws"),
+    "pixel_values_videos": ("video_grid_thw",),
+}
+"""What says how many patches each picture has among a sample's pixels."""
 
 APART = ("raw_image", "raw_video")
 NORM = "pixel_norm"
@@ -71,8 +81,9 @@ class VlmCollator(BatchCollator):
     A token that a sample's `attention_mask` hides, such as those of a fake picture, stays hidden:
     `padded`, `indexed` and `neat` say so, and `flash`, which cannot, refuses the sample.
 
-    A batch in which no sample has a picture lacks the keys of pictures. A model that is sharded
-    over ranks needs them in every batch: `fake_image` of the processor sees to it.
+    A batch in which no sample has a picture lacks these keys but the last two, as models of
+    transformers fail on pixels of no picture. A model that is sharded over ranks needs them in
+    every batch: with `fake_image` of the processor they are there.
 
     Counts: those of `padded` or `packed`, and `images`.
 
@@ -159,23 +170,33 @@ class VlmCollator(BatchCollator):
     ) -> dict[str, Any]:
         samples = [sample for row in rows for sample in row]
         masks = any(MASK in sample for sample in samples)
-        texts = [[_text(sample, masks, context) for sample in row] for row in rows]
+        positions = _own_positions(samples, context)
+        texts = [[_text(sample, masks, positions, context) for sample in row] for row in rows]
         collate = self._tokens.collate_to_send if to_send else self._tokens.collate
         values = collate(texts, context)
         height, width = values["input_ids"].shape
         starts = self._starts(rows, width, context)
         lengths = [len(sample["input_ids"]) for sample in samples]
         places = list(zip(samples, starts, lengths, strict=True))
-        if any(_axes(sample) for sample in samples):
-            values[POSITIONS] = _positions(places, (height, width), context)
+        if positions is not None:
+            values[POSITIONS] = _positions(places, positions, (height, width), context)
         if (types := _types(places, (height, width), context)) is not None:
             values["mm_token_type_ids"] = types
-        counted = [[sample] for sample in samples] if self.layout == "padded" else rows
-        values |= _counted(counted, height)
+        entries = {
+            name: [
+                _entry(name, number, s[name], context) if s.get(name) is not None else None
+                for number, s in enumerate(samples)
+            ]
+            for name in (*PIXELS, *ON_HOST)
+            if any(s.get(name) is not None for s in samples)
+        }
+        _check_grids(entries, len(samples), context)
+        per_row = [1] * len(samples) if self.layout == "padded" else list(map(len, rows))
+        values |= _counted(entries, per_row, height)
         context.count("images", int(values["n_images_per_sample"].sum()))
-        for name in (*PIXELS, *ON_HOST):
-            if parts := [(n, s[name]) for n, s in enumerate(samples) if s.get(name) is not None]:
-                values[name] = _joined(name, parts, context)
+        for name, found in entries.items():
+            if any(each is not None and len(each) for each in found):
+                values[name] = _joined(name, found, context)
         if (norm := _norm(samples, context)) is not None:
             values[NORM] = norm
         for name in APART:
@@ -218,17 +239,25 @@ class VlmCollator(BatchCollator):
         return None if self.is_of_user() else self._tokens.filling(batches)
 
 
-def _axes(sample: Sample) -> bool:
-    """Tell whether a sample has positions of several axes."""
-    return getattr(sample.get(POSITIONS), "ndim", 1) > 1
+def _own_positions(samples: Sequence[Sample], context: CollateContext) -> list[Array | None] | None:
+    """Return the positions that samples have; None = they are of one axis, and as other values."""
+    found = [as_array(sample.get(POSITIONS)) for sample in samples]
+    if not any(each is not None and each.ndim > 1 for each in found):
+        return None
+    for sample, own in zip(samples, found, strict=True):
+        if own is None and (value := sample.get(POSITIONS)) is not None:
+            raise bad_batch(context, f"{POSITIONS!r} of a sample is {type(value).__name__}")
+    return found
 
 
-def _text(sample: Sample, masks: bool, context: CollateContext) -> Sample:
+def _text(
+    sample: Sample, masks: bool, positions: list[Array | None] | None, context: CollateContext
+) -> Sample:
     """Return what of a sample its tokens decide, and what can be stacked."""
     apart = (*PIXELS, *ON_HOST, *APART, NORM, "mm_token_type_ids")
     text = {name: value for name, value in sample.items() if name not in apart}
-    if _axes(sample):
-        del text[POSITIONS]
+    if positions is not None or text.get(POSITIONS) is None:
+        text.pop(POSITIONS, None)
     if masks and text.get(MASK) is None:
         text[MASK] = np.ones(len(token_ids(sample, context)), np.int64)
     return text
@@ -238,16 +267,20 @@ Place = tuple[Sample, int, int]
 """A sample, where its tokens begin in the flattened rows, and how many they are."""
 
 
-def _positions(places: Sequence[Place], shape: tuple[int, int], context: CollateContext) -> Array:
+def _positions(
+    places: Sequence[Place],
+    positions: Sequence[Array | None],
+    shape: tuple[int, int],
+    context: CollateContext,
+) -> Array:
     out = np.zeros((3, shape[0] * shape[1]), np.int64)
-    for sample, start, length in places:
-        own = as_array(sample.get(POSITIONS)) if _axes(sample) else np.arange(length)[None]
-        if own is None or own.shape not in ((3, length), (1, length)):
+    for (_, start, length), given in zip(places, positions, strict=True):
+        own = np.arange(length) if given is None else given
+        if own.shape not in ((3, length), (1, length), (length,)) or not _is_whole(own):
             raise bad_batch(
                 context,
-                f"{POSITIONS!r} of a sample of {length} tokens is "
-                f"{type(own).__name__ if own is None else f'of shape {own.shape}'}; give the three "
-                f"positions of each token, shape (3, {length})",
+                f"{POSITIONS!r} of a sample of {length} tokens is {own.dtype} of shape {own.shape};"
+                f" give the three positions of each token, whole numbers of shape (3, {length})",
             )
         out[:, start : start + length] = own
     return out.reshape(3, *shape)
@@ -257,63 +290,122 @@ def _types(
     places: Sequence[Place], shape: tuple[int, int], context: CollateContext
 ) -> Array | None:
     name = "mm_token_type_ids"
-    if not any(name in sample for sample, _, _ in places):
+    if all(sample.get(name) is None for sample, _, _ in places):
         return None
     out = np.zeros(shape[0] * shape[1], np.int64)
     for sample, start, length in places:
-        own = as_array(sample.get(name, ()))
-        if own is not None and own.shape == (length,):
-            out[start : start + length] = own
-        elif name in sample:
-            raise bad_batch(context, f"{name!r} of a sample are not one for each of its tokens")
+        if (value := sample.get(name)) is None:
+            continue
+        own = as_array(value)
+        if own is None or own.shape != (length,) or not _is_whole(own):
+            raise bad_batch(
+                context,
+                f"{name!r} of a sample are not one whole number for each of its {length} tokens",
+            )
+        out[start : start + length] = own
     return out.reshape(shape)
 
 
-def _counted(rows: Sequence[Sequence[Sample]], height: int) -> dict[str, Array]:
-    """Return how many pictures, and videos where there are any, the samples of each row have."""
+def _is_whole(array: Array) -> bool:
+    """Tell whether an array holds whole numbers; one of no elements may have any dtype."""
+    return array.dtype.kind in "iub" or not array.size
+
+
+def _entry(name: str, number: int, value: Any, context: CollateContext) -> Array | None:
+    """Return what a sample has of pictures, an entry for each; None = it has an empty list."""
+    array = as_array(value)
+    if array is None or array.ndim == 0:
+        raise bad_batch(
+            context,
+            f"{name!r} of sample {number} is {type(value).__name__}, not an array with an "
+            "entry for each picture; keep values of another form apart with the collator lists",
+        )
+    if array.shape == (0,):
+        return None
+    if (spec := ON_HOST.get(name)) is None:
+        return array
+    is_whole = spec.dtype == "int64"
+    fits = (array >= 1).all() and (array <= MAX_SIZE).all() if is_whole else True
+    if array.shape[1:] != spec.shape[1:] or not fits or not (_is_whole(array) or not is_whole):
+        needs = "whole numbers from 1 on" if is_whole else "numbers"
+        shape = ", ".join(["n", *map(str, spec.shape[1:])]) + ("" if spec.shape[1:] else ",")
+        raise bad_batch(
+            context,
+            f"{name!r} of sample {number} is {array.dtype} of shape {array.shape}"
+            f"{f': {array.tolist()}' if array.size < 10 else ''}; give {needs} of shape ({shape}), "
+            "of n pictures",
+        )
+    return array.astype(spec.dtype, copy=False)
+
+
+Entries = dict[str, list[Array | None]]
+"""By name, what each sample has of pictures."""
+
+
+def _check_grids(entries: Entries, number: int, context: CollateContext) -> None:
+    """Refuse samples whose pixels are not those of their grids: a model would mix up pictures."""
+    for name, names in GRIDS.items():
+        grids = next((each for each in names if each in entries), None)
+        if grids is None:
+            continue
+        pixels = entries.get(name, [None] * number)
+        for sample, (grid, own) in enumerate(zip(entries[grids], pixels, strict=True)):
+            patches = 0 if grid is None else int(grid.prod(axis=1).sum())
+            if patches != (0 if own is None else len(own)):
+                has = "none" if own is None else f"of shape {own.shape}"
+                raise bad_batch(
+                    context,
+                    f"{name!r} of sample {sample} is {has}, and {grids!r} says {patches} patches; "
+                    "give both of the same pictures",
+                )
+
+
+def _counted(entries: Entries, per_row: Sequence[int], height: int) -> dict[str, Array]:
+    """Return how many pictures, and videos where there are any, the samples of each row have.
+
+    Args:
+        entries: What samples have.
+        per_row: How many samples lie in each row.
+        height: How many rows there are.
+    """
+    rows = np.repeat(np.arange(len(per_row)), per_row)
     found = {}
     for name, keys in COUNTED.items():
         counts = np.zeros(height, np.int64)
-        for number, row in enumerate(rows):
-            for sample in row:
-                of = next((sample[key] for key in keys if sample.get(key) is not None), ())
-                counts[number] += len(of)
+        for number, row in enumerate(rows.tolist()):
+            own = [entries[key][number] for key in keys if key in entries]
+            whole = entries[WHOLE[name]][number] if WHOLE[name] in entries else None
+            if whole is not None and whole.ndim >= 4:
+                own.append(whole)
+            counts[row] += len(next((each for each in own if each is not None), ()))
         if name == "n_images_per_sample" or counts.any():
             found[name] = counts
     return found
 
 
 def _norm(samples: Sequence[Sample], context: CollateContext) -> Array | None:
-    found = [np.asarray(s[NORM], np.float32) for s in samples if s.get(NORM) is not None]
+    given = [as_array(sample[NORM]) for sample in samples if sample.get(NORM) is not None]
+    found = [each for each in given if each is not None and each.dtype.kind in "iuf"]
+    if len(found) < len(given):
+        raise bad_batch(context, f"{NORM!r} of a sample is not an array of numbers")
     if any(not np.array_equal(one, found[0]) for one in found):
         raise bad_batch(
             context,
             f"{NORM!r} differs between samples, so no batch has one: give all samples of a job the "
             "same",
         )
-    return found[0] if found else None
+    return found[0].astype(np.float32, copy=False) if found else None
 
 
-def _joined(name: str, parts: Sequence[tuple[int, Any]], context: CollateContext) -> Array | Joined:
-    arrays: list[Array] = []
-    for number, value in parts:
-        array = as_array(value)
-        if name in ON_HOST and array is not None:
-            array = array.astype(ON_HOST[name].dtype)
-        if array is None or array.ndim == 0:
-            raise bad_batch(
-                context,
-                f"{name!r} of sample {number} is {type(value).__name__}, not an array with an "
-                "entry for each picture; keep values of another form apart with the collator lists",
-            )
-        arrays.append(array)
-    first = arrays[0]
-    for (number, _), array in zip(parts, arrays, strict=True):
+def _joined(name: str, entries: Sequence[Array | None], context: CollateContext) -> Array | Joined:
+    parts = [(number, each) for number, each in enumerate(entries) if each is not None]
+    number, first = parts[0]
+    for other, array in parts:
         if array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
             raise bad_batch(
                 context,
-                f"{name!r} is {first.dtype} of shape {first.shape} in sample {parts[0][0]} and "
-                f"{array.dtype} of shape {array.shape} in sample {number}; only the first axis may "
+                f"{name!r} is {first.dtype} of shape {first.shape} in sample {number} and "
+                f"{array.dtype} of shape {array.shape} in sample {other}; only the first axis may "
                 "differ",
             )
-    return joined(arrays, stack=False)
+    return joined([array for _, array in parts], stack=False)

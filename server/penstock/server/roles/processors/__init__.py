@@ -13,26 +13,61 @@
 * `function_processor.py`: a user's function.
 """
 
-from penstock.server.roles.processor import RawItemProcessor
-from penstock.server.roles.processors.chat import ChatProcessor
-from penstock.server.roles.processors.function_processor import FunctionProcessor
-from penstock.server.roles.processors.identity import IdentityProcessor
-from penstock.server.roles.processors.image import ImageProcessor
-from penstock.server.roles.processors.picture_conversation import ConversationProcessor
-from penstock.server.roles.processors.sound import SoundProcessor
-from penstock.server.roles.processors.tokenize import TokenizeProcessor
+from __future__ import annotations
 
-BUILTIN_PROCESSORS: dict[str, type[RawItemProcessor]] = {
-    cls.type_name: cls
-    for cls in (
-        IdentityProcessor,
-        TokenizeProcessor,
-        ChatProcessor,
-        ConversationProcessor,
-        ImageProcessor,
-        SoundProcessor,
-    )
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from penstock.server.roles.processor import RawItemProcessor
+from penstock.wire.lazy_names import lazy_names
+
+_PLACES = {
+    "ChatProcessor": "chat",
+    "ConversationProcessor": "picture_conversation",
+    "FunctionProcessor": "function_processor",
+    "IdentityProcessor": "identity",
+    "ImageProcessor": "image",
+    "SoundProcessor": "sound",
+    "TokenizeProcessor": "tokenize",
 }
+
+if TYPE_CHECKING:
+    from penstock.server.roles.processors.chat import ChatProcessor
+    from penstock.server.roles.processors.function_processor import FunctionProcessor
+    from penstock.server.roles.processors.identity import IdentityProcessor
+    from penstock.server.roles.processors.image import ImageProcessor
+    from penstock.server.roles.processors.picture_conversation import ConversationProcessor
+    from penstock.server.roles.processors.sound import SoundProcessor
+    from penstock.server.roles.processors.tokenize import TokenizeProcessor
+else:  # decoders of pictures and sounds are not loaded for jobs of text
+    __getattr__ = lazy_names(__name__, _PLACES)
+
+
+class _Builtins(Mapping[str, type[RawItemProcessor]]):
+    """Those that penstock brings, each imported when it is asked for."""
+
+    _names: Mapping[str, str] = {
+        "identity": "IdentityProcessor",
+        "tokenize": "TokenizeProcessor",
+        "chat": "ChatProcessor",
+        "conversation": "ConversationProcessor",
+        "image": "ImageProcessor",
+        "sound": "SoundProcessor",
+    }
+
+    def __getitem__(self, name: str) -> type[RawItemProcessor]:
+        found: type[RawItemProcessor] = getattr(sys.modules[__name__], self._names[name])
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+BUILTIN_PROCESSORS: Mapping[str, type[RawItemProcessor]] = _Builtins()
 """What `type:` of a processor may name; `function:` in its place makes a `FunctionProcessor`."""
 
 __all__ = [

@@ -95,7 +95,7 @@ class AnswerFinder:
         if self._marks is None:
             return None
         found = scan(tokens.ids, self._marks)
-        return found if len(found) == expected else None
+        return found if found is not None and len(found) == expected else None
 
     def _searched(
         self, messages: Sequence[Message], written: Written, ids: Sequence[int]

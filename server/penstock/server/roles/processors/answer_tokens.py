@@ -89,16 +89,19 @@ def find_marks(template: ChatTemplate) -> AnswerMarks | None:
     return None
 
 
-def scan(ids: Sequence[int], marks: AnswerMarks) -> list[Span]:
+def scan(ids: Sequence[int], marks: AnswerMarks) -> list[Span] | None:
     """Return the answers among tokens: after a mark, to the first stop, which is one of them.
 
-    An answer without a stop goes to the end; one of no text is the stop alone.
+    An answer without a stop goes to the end; one of no text is the stop alone. None = one holds a
+    mark itself: a text of the conversation has it, and the answer may begin at either.
     """
     found: list[Span] = []
     at = 0
     while (begin := _after(ids, marks, at)) is not None:
         stop = _index(ids, marks.stop, begin)
         at = len(ids) if stop is None else stop + 1
+        if _after(ids[begin:stop], marks, 0) is not None:
+            return None
         found.append((begin, at))
     return found
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.server.media.pretrained import read_json
 from penstock.server.roles.processors.tokenizer_file import (
     WHOLE,
     check_unicode,
@@ -34,6 +35,16 @@ Message = dict[str, Any]
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 """What is written around `{% generation %}` blocks while a template runs. They are noncharacters of
 Unicode, which no text holds; one that does is refused."""
+
+_OF_TEMPLATES = (
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RuntimeError,
+)
+"""What Python raises of an expression in a template: a division by zero, a macro without an end."""
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
@@ -94,7 +105,7 @@ class ChatTemplate:
                 f"{from_the_hub(folder, WHOLE)}",
                 key="tokenizer",
             )
-        config = _json(folder / "tokenizer_config.json")
+        config = read_json(folder / "tokenizer_config.json")
         path = folder / "tokenizer.json"
         data = read_tokenizer(path)
         self.tokenizer: Tokenizer = parse_tokenizer(data, path, user, extra)
@@ -127,6 +138,8 @@ class ChatTemplate:
         """
         from jinja2 import TemplateError
 
+        if self.marks_answers:
+            _check_unmarked(messages)
         try:
             text: str = self._template.render(
                 messages=messages,
@@ -135,9 +148,10 @@ class ChatTemplate:
                 add_generation_prompt=prompt,
                 **{**self.special, **self._variables},
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, *_OF_TEMPLATES) as error:
+            said = error if isinstance(error, TemplateError) else error_line(error, 300)
             raise ValueError(
-                f"the chat template refuses this conversation: {error}; what the template needs "
+                f"the chat template refuses this conversation: {said}; what the template needs "
                 "beside it is given by template_args"
             ) from error
         if not self.marks_answers:
@@ -203,7 +217,7 @@ def _source(folder: Path, file: Path | None, config: Mapping[str, Any]) -> tuple
     for name in ("chat_template.json", "processor_config.json"):  # as processors were saved
         if not found:
             place = folder / name
-            found = _json(place).get("chat_template")
+            found = read_json(place).get("chat_template")
     if isinstance(found, list):  # several by name
         named = [each for each in found if isinstance(each, Mapping)]
         found = next((one.get("template") for one in named if one.get("name") == "default"), None)
@@ -229,7 +243,7 @@ def _text(path: Path, key: str) -> str:
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of special tokens by their names, as templates use them."""
     found = {}
-    for place in (_json(folder / "special_tokens_map.json"), config):
+    for place in (read_json(folder / "special_tokens_map.json"), config):
         for name in _SPECIAL:
             token = place.get(name)
             text = token.get("content") if isinstance(token, Mapping) else token
@@ -247,20 +261,6 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 def _is_unicode(text: str) -> bool:
     """Tell whether a text holds no half of a surrogate pair."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidJob(
-            f"{str(path)!r} cannot be read ({error_line(error, 300)}): write it again, as "
-            "save_pretrained of transformers does",
-            key="tokenizer",
-        ) from None
-    return found if isinstance(found, dict) else {}
 
 
 def _compiled(source: str, place: Path, user: str, extra: str) -> Any:
@@ -322,6 +322,38 @@ def _compiled(source: str, place: Path, user: str, extra: str) -> Any:
         ) from None
 
 
+def _check_unmarked(messages: Sequence[Message]) -> None:
+    """Refuse a conversation that holds the marks of answers: it could mark text as one.
+
+    Raises:
+        ValueError: Says which it holds.
+    """
+    for text in _texts(messages):
+        for mark in (OPEN, CLOSE):
+            if mark in text:
+                raise ValueError(
+                    f"the conversation holds the noncharacter U+{ord(mark):04X}, which marks "
+                    "answers while the template runs: take it out of the data"
+                )
+
+
+def _texts(held: Any) -> Iterator[str]:
+    """Yield all texts in lists and dicts, names included."""
+    waiting, seen = [held], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif id(value) in seen:
+            continue  # a source of objects may give one that holds itself
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            waiting += value
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+
+
 def _unmarked(text: str) -> Written:
     """Return the text without marks, and where they were."""
     pieces: list[str] = []
@@ -335,8 +367,8 @@ def _unmarked(text: str) -> Written:
             begun = None
         elif piece in (OPEN, CLOSE):
             raise ValueError(
-                f"the conversation holds the noncharacter U+{ord(piece):04X}, which marks answers "
-                "while the template runs: take it out of the data"
+                "the chat template has a {% generation %} block within another one, or holds the "
+                f"noncharacter U+{ord(piece):04X}: take it out of the template"
             )
         else:
             pieces.append(piece)

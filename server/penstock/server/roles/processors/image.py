@@ -12,6 +12,7 @@ from penstock.server.media.geometry import CROPS, NONE, RESIZES, Extent, Geometr
 from penstock.server.media.image_header import ImageHeader, parse_header, read_header
 from penstock.server.media.medium import Medium
 from penstock.server.media.picture import DECODERS, MAX_BYTES, MAX_PIXELS, Decoding, in_order
+from penstock.server.media.pictures_shown import Picture
 from penstock.server.media.resize import FILTERS, KERNELS, load_kernel, resize
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.parameters import AtLeast, OneOf, declared
@@ -332,6 +333,16 @@ class ImageProcessor(MediaProcessor):
                 raise no_column(column, raw if isinstance(raw, Mapping) else (), context.item)
             sample[column] = raw[column]
         return sample
+
+    def pictures(self, sample: Sample) -> list[Picture]:
+        """Return the picture, whichever its sides: its layout is known, and not to be guessed."""
+        pixels = sample.get(KEY)
+        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 3:
+            return super().pictures(sample)  # a transform made something else
+        found = pixels.transpose(1, 2, 0) if self.layout == "CHW" else pixels
+        if found.shape[2] != 3 or not found.size:
+            return super().pictures(sample)
+        return [np.ascontiguousarray(found)]
 
     def _laid_out(
         self, data: bytes | memoryview, header: ImageHeader, layout: Layout, name: str

@@ -44,6 +44,7 @@ from penstock.server.roles.processors.parts_template import PartsTemplate
 from penstock.server.roles.processors.picture_turns import (
     PictureTurns,
     PlacedPictures,
+    check_texts,
     texts_of,
     turn_of,
     with_fake,
@@ -352,6 +353,22 @@ class ConversationProcessor(MediaProcessor):
             key="batcher.overlong",
         )
 
+    def stand_in(self, empty: Sample, most: int | None) -> Sample:
+        """Return a white picture that attention does not see, or padding where none fits."""
+        if not self.keeps(ConversationProcessor, "process", "process_batch"):
+            return super().stand_in(empty, most)
+        loaded = self._load()
+        family, pad = loaded.family, loaded.template.pad_id
+        size = family.size(FAKE_SIDE, FAKE_SIDE)
+        opening, closing = family.around_ids or (pad, pad)
+        laid = _laid(family, [opening, family.image_id, closing], [size], is_fake=True)
+        if most is not None and laid.widths.sum() > most:
+            laid = _laid(family, [pad], [], is_fake=True)
+        laid.hidden[:] = True
+        sample = self._sample(laid._replace(noted={"fake_images": 1}), ())
+        del sample["noted"]
+        return sample
+
     def pictures(self, sample: Sample) -> list[Pixels]:
         """Return the pictures of a sample as they were resized, of any `patches`.
 
@@ -407,21 +424,30 @@ class ConversationProcessor(MediaProcessor):
 
     def _lay(self, raw: RawItem, media: Sequence[Medium], item: ItemRef | None) -> _Laid | str:
         """Return a conversation's tokens, or the reason for which it is filtered."""
-        template, family, finder = self._load()
+        family = self._load().family
         placed = self._placed(raw, item)
         if placed is None:
             return self._unanswered("null", "the item has no conversation: it is null")
-        answers = sum(message["role"] == "assistant" for message in placed.messages)
-        if not answers:
+        check_texts(placed.messages, family.image_token)
+        if not any(message["role"] == "assistant" for message in placed.messages):
             return self._unanswered("no answer", "the conversation has no answer")
-        is_fake = self.fake_image and not placed.pictures
-        if is_fake:
-            placed = with_fake(placed)
-            sizes = [family.size(FAKE_SIDE, FAKE_SIDE)]
-        else:
-            sizes = [
-                self._size(family, medium) for _, medium in zip(placed.pictures, media, strict=True)
-            ]
+        if self.fake_image and not placed.pictures:
+            return self._lay_fake(placed)
+        sizes = [
+            self._size(family, medium) for _, medium in zip(placed.pictures, media, strict=True)
+        ]
+        return self._lay_placed(placed, sizes, is_fake=False)
+
+    def _lay_fake(self, placed: PlacedPictures) -> _Laid | str:
+        """Return the tokens of a conversation without pictures, with a fake one."""
+        size = self._load().family.size(FAKE_SIDE, FAKE_SIDE)
+        return self._lay_placed(with_fake(placed), [size], is_fake=True)
+
+    def _lay_placed(
+        self, placed: PlacedPictures, sizes: list[PictureSize], *, is_fake: bool
+    ) -> _Laid | str:
+        template, family, finder = self._load()
+        answers = sum(message["role"] == "assistant" for message in placed.messages)
         written = template.write(placed.messages)
         tokens = template.tokens(written.text)
         found = finder.find(texts_of(placed.messages), written, tokens, answers)
@@ -460,7 +486,7 @@ class ConversationProcessor(MediaProcessor):
             cut = self._truncated(laid, placed, most)
             if cut is None or not cut.learned.any():
                 return "overlong"
-            return cut
+            return cut if cut.sizes or not self.fake_image else self._without(placed, cut)
         if not laid.learned.any():
             return self._unanswered("no answer", "the conversation has no answer to learn")
         return laid
@@ -468,10 +494,13 @@ class ConversationProcessor(MediaProcessor):
     def _truncated(self, laid: _Laid, placed: PlacedPictures, most: int) -> _Laid | None:
         """Return a conversation cut on the right; None = its turns cannot be told apart."""
         family = self._load().family
-        keep = int(np.searchsorted(np.cumsum(laid.widths), most, side="right"))
+        ends = np.cumsum(laid.widths)
+        keep = int(np.searchsorted(ends, most, side="right"))
         noted = dict(laid.noted)
-        for block, picture in zip(_each_block(family, laid.ids), placed.pictures, strict=True):
-            if block[0] < keep < block[1]:
+        for (start, stop), picture in zip(
+            _each_block(family, laid.ids), placed.pictures, strict=True
+        ):
+            if ends[start] - laid.widths[start] < most < ends[stop - 1]:
                 turn = turn_of(placed.messages, picture)
                 begin = self._begin(placed, turn, laid.ids)
                 if begin is None:
@@ -490,6 +519,19 @@ class ConversationProcessor(MediaProcessor):
             laid.sizes[:kept],
             noted,
         )
+
+    def _without(self, placed: PlacedPictures, cut: _Laid) -> _Laid | str:
+        """Return a conversation that a cut left no picture, with a fake one; or why there is none.
+
+        What is left are the turns before that of its first picture.
+        """
+        if "fake_images" in cut.noted:
+            return "overlong"  # the cut went through the fake picture, and no other is smaller
+        turn = turn_of(placed.messages, placed.pictures[0])
+        left = placed.messages[:turn]
+        if not any(message["role"] == "assistant" for message in left):
+            return "overlong"
+        return self._lay_fake(PlacedPictures(left, [], cut.noted))
 
     def _begin(self, placed: PlacedPictures, turn: int, ids: npt.NDArray[np.int32]) -> int | None:
         """Return the token at which a turn begins; None = the template writes it otherwise alone.

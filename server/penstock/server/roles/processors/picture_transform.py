@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.server.files.filesystems import unusable
 from penstock.server.media.pillow import pillow
 from penstock.server.roles.role import module_hash
 from penstock.server.usercode.imports import SOURCE_HASH, load_attribute, load_module
@@ -129,19 +130,16 @@ def _loaded(spec: str) -> Any:
     """Return what a spec names.
 
     Raises:
-        InvalidJob: As `load_attribute`; where an installed torchvision does not load, says so.
+        InvalidJob: As `load_attribute`.
+        MissingExtra: An installed torchvision cannot be imported.
     """
     try:
         return load_attribute(spec)
     except InvalidJob as error:
         cause = error.__cause__
-        frames = traceback.extract_tb(cause.__traceback__) if cause is not None else []
+        if cause is None:
+            raise
+        frames = traceback.extract_tb(cause.__traceback__)
         if not any("torchvision" in Path(frame.filename).parts for frame in frames):
             raise
-        said = str(cause).partition("\n")[0]
-        raise InvalidJob(
-            f"transform {spec!r} imports torchvision, which is installed and cannot be loaded "
-            f"({type(cause).__name__}: {said}): its build and that of torch do not belong "
-            "together; install the torchvision of this torch from the same index",
-            spec=spec,
-        ) from cause
+        raise unusable(f"transform {spec!r}", "torchvision", "", cause) from cause

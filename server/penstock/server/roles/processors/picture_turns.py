@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from penstock.server.core.shown import shown
 from penstock.server.roles.processors.chat_template import Message
 from penstock.server.roles.processors.turns import ConversationTurns
 
@@ -120,7 +121,7 @@ class PictureTurns(ConversationTurns):
                     if not waiting:
                         surplus += 1
                         continue
-                    part = _picture(waiting.pop(), part)
+                    part = _shown_picture(waiting.pop(), part)
                 kept.append(part)
             if message["content"] is not None:
                 message["content"] = kept or [_text("")]
@@ -151,7 +152,7 @@ class PictureTurns(ConversationTurns):
             )
         noted["unplaced_images"] = len(waiting)
         if self._unplaced == "first_turn":
-            _put_first(messages, [_picture(each, {}) for each in waiting])
+            _put_first(messages, [_shown_picture(each, {}) for each in waiting])
 
     def _split(self, text: str) -> list[dict[str, Any]]:
         """Return a text's segments, stripped, with a picture for every tag between them."""
@@ -187,6 +188,23 @@ def texts_of(messages: Sequence[Message]) -> list[Message]:
             if not isinstance(part, Picture)
         ]
     return found
+
+
+def check_texts(messages: Sequence[Message], token: str) -> None:
+    """Refuse a conversation whose texts hold the token that stands for a picture.
+
+    The number of these tokens does not tell: a template may leave out a picture elsewhere.
+
+    Raises:
+        ValueError: Names the turn.
+    """
+    for number, message in enumerate(messages):
+        for part in message["content"] or ():
+            if not isinstance(part, Picture) and token in part["text"]:
+                raise ValueError(
+                    f"the text of turn {number} holds {token}, which the model would take for a "
+                    "picture: take it out of the data"
+                )
 
 
 def turn_of(messages: Sequence[Message], picture: Picture) -> int:
@@ -280,6 +298,17 @@ def _picture(given: Any, more: Mapping[str, Any]) -> Picture:
     if isinstance(found.reference, str) and found.reference.startswith("data:"):
         found.reference = {"bytes": _data_of(found.reference)}
     found["type"] = "image"
+    return found
+
+
+def _shown_picture(given: Any, more: Mapping[str, Any]) -> Picture:
+    """Return a picture of the column, which has to be one: it has no other to take."""
+    found = _picture(given, more)
+    if found.reference is None:
+        raise ValueError(
+            f"a picture of the conversation is {shown(given)}, which has neither bytes nor a path; "
+            "leave it out of the data"
+        )
     return found
 
 

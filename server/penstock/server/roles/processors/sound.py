@@ -52,6 +52,10 @@ class _Span(NamedTuple):
     rate: int
 
 
+SOME_RATE = 16_000
+"""Points in a second of the silence that stands in for a sound of any rate."""
+
+
 @declared
 class SoundProcessor(MediaProcessor):
     """Turn an item's sound into `sound`, an array of points, with its `sample_rate`.
@@ -277,6 +281,12 @@ class SoundProcessor(MediaProcessor):
         else:
             found["sound"] = sound[start:stop]
         return found
+
+    def stand_in(self, empty: Sample, most: int | None) -> Sample:
+        """Return silence of some rate: without one there are neither seconds nor tokens."""
+        if "sample_rate" not in empty:  # of a subclass
+            return empty
+        return {**empty, "sample_rate": self.sample_rate or SOME_RATE}
 
     # --- how much ---
 

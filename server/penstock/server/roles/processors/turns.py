@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.common.nearest import hint
+from penstock.server.core.shown import shown
 from penstock.server.roles.processors.chat_template import Message
 from penstock.wire.errors import InvalidJob
 
@@ -63,15 +64,13 @@ class ConversationTurns:
             ValueError: A turn lacks a key, has a speaker that is not known, or no text.
         """
         if isinstance(conversation, str):
-            conversation = json.loads(conversation)
+            conversation = _parsed(conversation)
         if isinstance(conversation, Mapping):  # as `datasets` gives lists of records
-            columns = {name: list(values) for name, values in conversation.items()}
-            rows = zip(*columns.values(), strict=True)
-            conversation = [dict(zip(columns, row, strict=True)) for row in rows]
-        if not isinstance(conversation, Sequence) or isinstance(conversation, bytes):
+            conversation = _rows(conversation)
+        if not isinstance(conversation, Sequence) or isinstance(conversation, str | bytes):
             raise TypeError(
-                f"a conversation is of type {type(conversation).__name__}, and chat needs a list "
-                "of turns"
+                f"a conversation is of type {type(conversation).__name__}, and a list of turns is "
+                "needed"
             )
         made = (self._message(number, turn) for number, turn in enumerate(conversation))
         return [message for message in made if message is not None]
@@ -91,12 +90,15 @@ class ConversationTurns:
         if role is None:
             if self._unknown == "skip":
                 return None
+            name = speaker if isinstance(speaker, str) and len(speaker) <= 50 else "..."
             raise ValueError(
-                f"turn {number} is by {speaker!r}, which is not a known role: name it by roles, "
-                f"such as {{{speaker}: user}}, or leave such turns out by unknown_roles: skip"
+                f"turn {number} is by {shown(speaker)}, which is not a known role: name it by "
+                f"roles, such as {{{name}: user}}, or leave such turns out by unknown_roles: skip"
             )
+        # Under these two names the template gets what was chosen, whatever else the turn says.
+        used = (*keys, "role", "content")
         more = {
-            name: value for name, value in turn.items() if name not in keys and value is not None
+            name: value for name, value in turn.items() if name not in used and value is not None
         }
         return {"role": role, "content": self.content(said, number, role, more), **more}
 
@@ -127,3 +129,29 @@ class ConversationTurns:
         if isinstance(said, Sequence):
             what = "parts that are not all text"
         raise ValueError(f"turn {number} has content of {what}, and chat needs text")
+
+
+def _parsed(text: str) -> Any:
+    """Return what a conversation's JSON holds."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"a conversation is the text {shown(text)}, which is not the JSON of a list of turns: "
+            f"{error}"
+        ) from None
+
+
+def _rows(columns: Mapping[Any, Any]) -> list[dict[Any, Any]]:
+    """Return the turns of a conversation that is given by columns."""
+    lists = [
+        list(value)
+        for value in columns.values()
+        if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    ]
+    if len(lists) < len(columns) or len(set(map(len, lists))) > 1:
+        raise TypeError(
+            f"a conversation is a dict of {', '.join(map(shown, columns))}, whose values are not "
+            "lists of one length: give a list of turns"
+        )
+    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]

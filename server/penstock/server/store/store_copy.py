@@ -80,7 +80,7 @@ async def _reading(store: Store) -> AsyncIterator[_Page]:
             await store.close()
         return
     from penstock.server.store.postgres import PostgresStore
-    from penstock.server.store.postgres_copying import reading
+    from penstock.server.store.postgres_copy import reading
 
     assert isinstance(store, PostgresStore)
     async with reading(store.place) as tables:
@@ -134,7 +134,7 @@ async def _into_file(path: Path, page: _Page) -> dict[str, int]:
 
 
 async def _into_postgres(end: Store, page: _Page) -> dict[str, int]:
-    from penstock.server.store import postgres_copying as target
+    from penstock.server.store import postgres_copy as target
     from penstock.server.store.postgres import PostgresStore
     from penstock.server.store.postgres_sql import SINCE
 

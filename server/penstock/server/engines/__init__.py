@@ -1,0 +1,1 @@
+"""Engines that place, restart and end node processes: what penstock runs within them."""
