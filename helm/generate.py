@@ -28,6 +28,7 @@ OWNED = {
     "store": "store",
     "hash_cache": "store",
     "workers": "loaderGroups[].workers",
+    "node_id": "nothing: each node is called as its Pod is",
     "socket_mode": "nothing: nodes of the chart listen on TCP",
     "tls": "tls.secretName",
     "tokens": "tokens.secretName",

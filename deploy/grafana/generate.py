@@ -209,6 +209,19 @@ FLEET = (
                 note="Batches that were made before and again, of all that were made.",
             ),
             Panel(
+                "Digests compared, and those that were other ones",
+                (
+                    (rate("penstock_witnesses_compared_total", NODES, "instance"), "{{instance}}"),
+                    (
+                        f"sum by (instance) (penstock_witnesses_diverged_total{{{NODES}}})",
+                        "other bytes at {{instance}}",
+                    ),
+                ),
+                share=1,
+                unit="short",
+                note="Recorded or compared in a second, and in all those that differed.",
+            ),
+            Panel(
                 "Units that readers ask for",
                 (
                     (
@@ -506,6 +519,15 @@ STORE = (
             Panel(
                 "Snapshots that wait",
                 ((f"penstock_snapshots_waiting{{{NODES}}}", "{{instance}}"),),
+            ),
+        ),
+        "What nodes hear of each other": (
+            Panel(
+                "Looks", ((rate("penstock_store_polls_total", NODES, "instance"), "{{instance}}"),)
+            ),
+            Panel(
+                "Attempts that ended elsewhere",
+                ((rate("penstock_fenced_elsewhere_total", NODES, "instance"), "{{instance}}"),),
             ),
         ),
         "Commits": (

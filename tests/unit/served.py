@@ -270,6 +270,7 @@ class ServedNode:
     Attributes:
         gate: Where its workers wait with items that a test holds.
         said: What the node has logged.
+        service: Its gRPC side, of the present life.
     """
 
     def __init__(

@@ -361,14 +361,14 @@ METRICS: dict[str, Metric] = {
         (JOB,),
         "batches",
         "Batches whose digests were recorded, or compared with what was: one in 64 of each lane.",
-        (),
+        ("fleet",),
     ),
     "penstock_witnesses_diverged_total": Metric(
         "counter",
         (JOB,),
         "batches",
         "Batches that were made before, with another digest: the lane stops.",
-        (),
+        ("fleet", "PenstockWitnessDiverged"),
     ),
     "penstock_workers_ready": Metric(
         "gauge",
@@ -476,14 +476,14 @@ METRICS: dict[str, Metric] = {
         (),
         "looks",
         "Looks for what other nodes have written to the store: one a second while somebody reads.",
-        (),
+        ("store",),
     ),
     "penstock_fenced_elsewhere_total": Metric(
         "counter",
         (),
         "groups",
         "Groups whose attempts here are over by what another node has done.",
-        (),
+        ("store",),
     ),
     "penstock_snapshots_waiting": Metric(
         "gauge",
