@@ -189,7 +189,7 @@ def witness_of(row: WitnessRow) -> Witness:
 def some_witnesses(rows: Sequence[WitnessRow], limit: int) -> list[Witness]:
     """Return witnesses of as many lanes as there may be, half of them the latest of their lanes.
 
-    The others are the first of theirs, which are made without a replay.
+    Then come the first of theirs, which are made without a replay, and then any, spread over all.
 
     Args:
         rows: All of the log, by lane and offset.
@@ -205,6 +205,10 @@ def some_witnesses(rows: Sequence[WitnessRow], limit: int) -> list[Witness]:
                 found.setdefault((of_lane[at].lane, of_lane[at].offset), of_lane[at])
             if at == -1 and len(found) >= -(-limit // 2):
                 break
+    others = [row for row in rows if (row.lane, row.offset) not in found]
+    if missing := min(limit - len(found), len(others)):
+        chosen = [others[at * len(others) // missing] for at in range(missing)]
+        found |= {(row.lane, row.offset): row for row in chosen}
     return [witness_of(row) for row in found.values()]
 
 
