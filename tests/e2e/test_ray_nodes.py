@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray  # noqa: F401  of the dev extra: without it these tests fail, and are not skipped
 
+import postgres
 from e2e.test_index_ray import on_ray
 from harness import kill_process, write_job_file
 from invariants import eventually
-from penstock.client import Loader
 
 MACHINES = 3
 
@@ -28,11 +29,15 @@ cluster = Cluster(initialize_head=True, head_node_args=head)
 for _ in range({MACHINES}):
     cluster.add_node(num_cpus=1)
 os.environ["RAY_ADDRESS"] = cluster.address
+from penstock.client import Loader
 from penstock.client.nodes.ray_addresses import RayAddresses
 from penstock.server.cli import run
 from penstock.wire.errors import PenstockError
 
 def answer(command, *rest):
+    if command == "read":
+        with Loader(f"ray:{{rest[0]}}", "main", as_numpy=True) as loader:
+            return [int(batch["x"].item()) for batch, _ in zip(loader, range(10))]
     if command == "addresses":
         try:
             return list(RayAddresses(*rest).look())
@@ -80,24 +85,16 @@ def cluster() -> Iterator[RayCluster]:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     job = {
-        "lanes": 2,
+        "lanes": 6,
         "source": {"type": "items", "items": [{"x": number} for number in range(10)]},
         "batch_size": 1,
     }
-    store = f"sqlite:///{tmp_path}/store.db"
+    store = postgres.in_schema(postgres.local_18(), postgres.new_schema())
     return write_job_file(tmp_path / "jobs.yaml", {"main": job}, store=store, insecure=True)
-
-
-def first(address: str) -> list[int]:
-    """Return the first items that a node gives."""
-    with Loader(address, "main") as loader:
-        return [batch["x"].item() for batch, _ in zip(loader, range(10), strict=False)]
 
 
 def serving_process(address: str) -> int:
     """Return the process of the node that listens there."""
-    import psutil
-
     port = int(address.rpartition(":")[2])
     [pid] = {
         found.pid
@@ -110,41 +107,45 @@ def serving_process(address: str) -> int:
 def test_a_killed_node_is_started_again_by_ray_and_found_by_readers(
     cluster: RayCluster, file: Path
 ) -> None:
-    status, said, error = cluster.ask("up", str(file), "--nodes", "1", "--name", "loaders")
+    nodes = str(MACHINES)
+    status, said, error = cluster.ask("up", str(file), "--nodes", nodes, "--name", "loaders")
     assert status == 0, error
     assert "Loader('ray:loaders', ...)" in said
-    [address] = cluster.ask("addresses", "loaders")
-    before = first(address)
-    pid = serving_process(address)
+    addresses = cluster.ask("addresses", "loaders")
+    assert len(set(addresses)) == MACHINES
+    before = cluster.ask("read", "loaders")
+    assert len(before) == 10
 
-    assert kill_process(pid)
+    assert kill_process(serving_process(addresses[0]))
 
-    eventually(
-        lambda: (
-            (found := cluster.ask("addresses", "loaders")) and found != [address] and bool(found)
-        ),
-        60,
-        "Ray has started the node again, at another port",
-    )
-    [other] = cluster.ask("addresses", "loaders")
-    assert first(other) == before
+    def is_back() -> bool:
+        found = cluster.ask("addresses", "loaders")
+        return len(found) == MACHINES and found != addresses
+
+    eventually(is_back, 60, "Ray has started the node again, at another port")
+    assert cluster.ask("read", "loaders") == before
     status, said, _ = cluster.ask("status", "loaders")
     assert status == 0
-    assert f"loaders.0  {other}  ready" in said
+    assert said.count("  ready") == MACHINES
     assert cluster.ask("up", str(file), "--nodes", "1", "--name", "loaders")[0] == 2
-    pid = serving_process(other)
-    assert cluster.ask("down", "loaders")[:2] == [0, "1 nodes have ended: loaders.0\n"]
-    eventually(lambda: not Path(f"/proc/{pid}").exists(), 60, "the node has ended")
+    pids = [serving_process(address) for address in cluster.ask("addresses", "loaders")]
+    names = ", ".join(f"loaders.{number}" for number in range(MACHINES))
+    assert cluster.ask("down", "loaders")[:2] == [0, f"{MACHINES} nodes have ended: {names}\n"]
+    eventually(
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 60, "the nodes have ended"
+    )
     assert "has no nodes of this name" in cluster.ask("addresses", "loaders")
 
 
-def test_what_cannot_be_is_refused_before_ray_tries(cluster: RayCluster, file: Path) -> None:
-    status, _, error = cluster.ask("up", str(file), "--nodes", "2")
+def test_what_cannot_be_is_refused_before_ray_tries(
+    cluster: RayCluster, file: Path, tmp_path: Path
+) -> None:
+    sqlite = f"sqlite:///{tmp_path}/store.db"
+    status, _, error = cluster.ask("up", str(file), "--nodes", "2", "--", "--store", sqlite)
     assert status == 2
     assert "2 nodes need one store" in error
-    status, _, error = cluster.ask(
-        "up", str(file), "--nodes", str(MACHINES + 1), "--", "--workers", "x"
-    )
+    more = str(MACHINES + 1)
+    status, _, error = cluster.ask("up", str(file), "--nodes", more, "--", "--workers", "x")
     assert status == 2
     assert "workers" in error
     assert cluster.ask("down", "loaders")[0] == 2

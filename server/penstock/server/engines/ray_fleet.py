@@ -122,15 +122,16 @@ class RayFleet:
             )
             strategies = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
             for number in range(nodes):
+                name = actor_name(self.name, number)
                 ray.remote(RayNode).options(
-                    name=actor_name(self.name, number),
+                    name=name,
                     namespace=NAMESPACE,
                     lifetime="detached",
                     max_restarts=-1,
                     max_concurrency=4,  # a node that drains still says where it is
                     num_cpus=cpus,
                     scheduling_strategy=strategies(group, placement_group_bundle_index=number),
-                ).remote(file, list(options), port)
+                ).remote(file, list(options), port, name)
         return self.nodes()
 
     @property

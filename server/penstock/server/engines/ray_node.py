@@ -26,9 +26,10 @@ class RayNode:
         file: The job file, which lies at this path on each machine.
         options: Further arguments of `penstockd serve`.
         port: Where it listens; 0 = the system chooses.
+        name: The node's id.
     """
 
-    def __init__(self, file: str, options: Sequence[str], port: int) -> None:
+    def __init__(self, file: str, options: Sequence[str], port: int, name: str) -> None:
         import ray
 
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -42,7 +43,7 @@ class RayNode:
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         command = [sys.executable, "-P", "-m", "penstock.server.cli", "serve", file]
         command += ["--listen", where, "--log-format", "json"]
-        command += ["--exit-when-unused", str(held), *options]
+        command += ["--node-id", name, "--exit-when-unused", str(held), *options]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
