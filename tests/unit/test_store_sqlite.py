@@ -188,6 +188,8 @@ async def test_a_store_of_an_older_format_is_brought_up_whole(
         raw.execute("PRAGMA user_version = 1")
         raw.execute("DROP TABLE halts")
         raw.execute("DROP TABLE definitions")
+        for later in ("followed", "leads", "witnesses", "environments"):
+            raw.execute(f"DROP TABLE {later}")
         raw.execute("DELETE FROM meta WHERE key != 'uuid'")
         schema.insert(raw, "meta", "format", "1")
     raw.close()

@@ -86,7 +86,8 @@ def test_witnesses_and_the_environment_are_recorded_as_batches_are_made() -> Non
 
         assert {lane for _, lane, _ in first} == set(range(LANES))
         assert {(lane, at) for _, lane, at in first} >= {(0, 0), (0, 64), (1, 63), (2, 62)}
-        assert node.memory.tables[WitnessRow].rows == first
+        again = node.memory.tables[WitnessRow].rows  # a node makes some batches ahead
+        assert first.items() <= again.items()
         assert len(recorded(node)) == 1
         assert not [line for line in node.said if "proven" in line["event"]]
 
