@@ -70,5 +70,5 @@ def test_a_command_is_where_the_page_says() -> None:
     assert all((ROOT / name).is_file() for name in named)
     assert example in programs.COMMANDS["penstockd"]
     # Its module is found by its name: no other list has it.
-    listed = product_files(rf'"serve",.*"{example}"')
+    listed = product_files(rf'"serve",[^)}}]*"{example}"')
     assert listed == {names}
