@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
 
 import sounds
 from chats import CHATML, write_chat_folder
@@ -63,7 +64,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
     write_media(folder)
+    write_corpora(folder / "corpora")
     return folder
+
+
+def write_corpora(folder: Path) -> None:
+    """Write rows as four corpora have them, with pictures as Parquet files on the hub hold them."""
+    folder.mkdir()
+    image = {"bytes": encoded(drawn(60, 70, 1)), "path": "1.png"}
+    menu = {"menu": [{"nm": "tea"}, {"nm": "rice"}], "total": 7}
+    rows: dict[str, dict[str, Any]] = {
+        "rdr": {"image": image, "text": "the answer"},
+        "cord_v2": {"image": image, "ground_truth": json.dumps({"gt_parse": menu})},
+        "medpix": {"image_id": image, "question": "What is it?", "answer": "the answer"},
+        "magicoder": {"problem": "Write it.", "solution": "the answer"},
+    }
+    for name, row in rows.items():
+        pq.write_table(pa.Table.from_pylist([row] * 6), folder / f"{name}.parquet")
 
 
 SHOWN = 24
@@ -132,7 +149,7 @@ def test_every_job_file_of_the_page_is_run_here() -> None:
     run = set(re.findall(r'batches\(folder, "(\S+)"', Path(__file__).read_text()))
 
     assert shown == run
-    assert len(shown) == 10
+    assert len(shown) == 11
 
 
 def test_cosmos_sets_keep_their_ratios_and_their_keys(folder: Path) -> None:
@@ -228,6 +245,21 @@ def test_automodel_packs_pictures_in_steps_that_are_balanced(folder: Path) -> No
         assert len(values["image_grid_thw"]) >= 1
         assert 0 < (values["labels"] != -100).sum() < (values["attention_mask"] > 0).sum()
         assert (values["attention_mask"] > 0).sum() <= 0.9 * 128
+
+
+@pytest.mark.parametrize("job", ["rdr", "cord_v2", "medpix", "magicoder"])
+def test_corpora_that_are_no_conversations_become_some(job: str, folder: Path) -> None:
+    """The answer alone is learned, as the page's class writes it; pictures are the item's own."""
+    answers = {
+        "cord_v2": "<s_total>7</s_total><s_menu><s_nm>tea</s_nm><sep/><s_nm>rice</s_nm></s_menu>"
+    }
+    tokenizer = Tokenizer.from_file(str(folder / "vlm" / "tokenizer.json"))
+    for values, _, _ in batches(folder, "automodel-corpora.yaml", 2, job=job, lane=0):
+        for ids in values["labels"]:
+            learned = tokenizer.decode(ids[ids >= 0], skip_special_tokens=True)
+            plain = re.sub(r"\s", "", learned)
+            assert plain == re.sub(r"\s", "", answers.get(job, "the answer"))
+        assert len(values["image_grid_thw"]) == 2
 
 
 def test_lmms_packs_of_pictures_become_padded_batches(folder: Path) -> None:

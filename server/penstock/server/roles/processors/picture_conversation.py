@@ -269,7 +269,7 @@ class ConversationProcessor(MediaProcessor):
         Raises:
             InvalidJob: Names the columns that there are.
         """
-        if self.keeps(ConversationProcessor, "process") and not any(
+        if self.keeps(ConversationProcessor, "process", "conversation") and not any(
             name in columns for name in self.columns
         ):
             raise no_column(self.columns[0], columns)
@@ -282,6 +282,14 @@ class ConversationProcessor(MediaProcessor):
         keys = ["input_ids", "labels", "token_mask", "pad_token_id", "pixel_values"]
         keys += ["position_ids"] * family.has_rope + ["image_grid_thw"] * family.has_grids
         return keys + ["attention_mask"] * self.fake_image + ["pixel_norm"] * self._is_raw
+
+    def conversation(self, raw: RawItem) -> RawItem:
+        """Return an item as a conversation: for a subclass, where items of a corpus are none.
+
+        By default the item is returned as it is. It must be the same each time: sizes, pictures and
+        samples are made of what it returns. Whoever changes it raises the class's `version`.
+        """
+        return raw
 
     def references(self, raw: RawItem) -> Sequence[Any]:
         """Return the pictures of a conversation, in the order in which it shows them.
@@ -413,7 +421,7 @@ class ConversationProcessor(MediaProcessor):
 
     def _placed(self, raw: RawItem, item: ItemRef | None) -> PlacedPictures | None:
         """Return the conversation of an item; None = there is none."""
-        column = None
+        column, raw = None, self.conversation(raw)
         if isinstance(raw, Mapping):
             name = next((name for name in self.columns if name in raw), None)
             if name is None:
