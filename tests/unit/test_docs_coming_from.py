@@ -262,6 +262,20 @@ def test_corpora_that_are_no_conversations_become_some(job: str, folder: Path) -
         assert len(values["image_grid_thw"]) == 2
 
 
+def test_the_subclass_of_another_page_makes_conversations_of_captions(folder: Path) -> None:
+    """As docs/conversations.md has it, in place of the class for rdr."""
+    page = (Path(__file__).parents[2] / "docs" / "conversations.md").read_text()
+    [code] = re.findall(r"<!-- file: described.py -->\n```python\n(.*?)^```", page, re.M | re.S)
+    (folder / "described.py").write_text(code.replace('raw["caption"]', 'raw["text"]'))
+    text = FILES["automodel-corpora.yaml"].replace("./corpora.py:Rdr", "./described.py:Described")
+    (folder / "described.yaml").write_text(text)
+
+    [(values, _, _)] = batches(folder, "described" + ".yaml", 1, job="rdr", lane=0)
+
+    assert len(values["image_grid_thw"]) == 2
+    assert (values["labels"] >= 0).any(axis=1).all()
+
+
 def test_lmms_packs_of_pictures_become_padded_batches(folder: Path) -> None:
     """Each sample of a pack is a row of its own, with its pictures."""
     made = [batch.values for batch in batches(folder, "lmms-vision.yaml", 3)]
