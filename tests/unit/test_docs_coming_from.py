@@ -268,9 +268,10 @@ def test_the_subclass_of_another_page_makes_conversations_of_captions(folder: Pa
     [code] = re.findall(r"<!-- file: described.py -->\n```python\n(.*?)^```", page, re.M | re.S)
     (folder / "described.py").write_text(code.replace('raw["caption"]', 'raw["text"]'))
     text = FILES["automodel-corpora.yaml"].replace("./corpora.py:Rdr", "./described.py:Described")
-    (folder / "described.yaml").write_text(text)
+    name = "described.yaml"
+    (folder / name).write_text(text)
 
-    [(values, _, _)] = batches(folder, "described" + ".yaml", 1, job="rdr", lane=0)
+    [(values, _, _)] = batches(folder, name, 1, job="rdr", lane=0)
 
     assert len(values["image_grid_thw"]) == 2
     assert (values["labels"] >= 0).any(axis=1).all()
