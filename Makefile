@@ -49,7 +49,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev dev-all check newest size test test-newest test-lowest test-all bench fuzz dashboards chart image kube slurm
-.PHONY: protos wheel clean debian chromium helm-3 etcd
+.PHONY: protos wheel clean debian chromium helm-3 etcd postgresql
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -78,7 +78,7 @@ test-lowest: $(LOWEST)/.installed  ## A part of the tests, with the lowest versi
 	$(LOWEST)/bin/python -m pytest $(TOGETHER) $(THEIRS) -m "not ($(WITHOUT) or torch)" $(LOWEST_TESTS)
 
 test-all: WITHOUT := bench
-test-all: check chromium test test-newest test-lowest wheel  ## check, wheel, and every test, those of thorough.txt too.
+test-all: check chromium postgresql test test-newest test-lowest wheel  ## check, wheel, and every test, those of thorough.txt too.
 
 size: $(VENV)/.installed-dev  ## Print how large the code is (SIZE=--names: and where).
 	@$(BIN)/python .ci/size.py $(SIZE)
@@ -181,10 +181,15 @@ debian:
 	@set -- ; command -v promtool >/dev/null || set -- "$$@" prometheus; \
 	ls /usr/lib/*/libjemalloc.so.2 >/dev/null 2>&1 || set -- "$$@" libjemalloc2; \
 	command -v bwrap >/dev/null || set -- "$$@" bubblewrap; \
-	test -x /usr/lib/postgresql/15/bin/initdb || set -- "$$@" postgresql-15; \
-	command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || set -- "$$@" pgbouncer; \
 	test $$# = 0 || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
 		{ $(APT) install -y "$$@" || { $(APT) update && $(APT) install -y "$$@"; }; } >/dev/null 2>&1; } || \
+		echo "some tests are not run: install Debian's packages $$*"
+
+# What `make test-all` needs more: the PostgreSQL that Debian has, and a pooler. The newest is a wheel.
+postgresql:
+	@set -- ; test -x /usr/lib/postgresql/15/bin/initdb || set -- "$$@" postgresql-15; \
+	command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || set -- "$$@" pgbouncer; \
+	test $$# = 0 || { $(APT) install -y "$$@" || { $(APT) update && $(APT) install -y "$$@"; }; } >/dev/null 2>&1 || \
 		echo "some tests are not run: install Debian's packages $$*"
 
 # What `make kube` needs of Debian: etcd, and where no kube-apiserver is there, what builds one.
