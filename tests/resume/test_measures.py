@@ -499,7 +499,7 @@ def test_a_limit_of_no_measure_is_refused_at_load(tmp_path: Path) -> None:
     [
         ((1,), "its measures are images, patches, so give 2 counts"),
         ((1, -1), "patches is -1: give a number from 0"),
-        ((1, 2.5), "Lying.counts() fails on a sample of item main["),
+        ((1, 2.5), "patches is 2.5: give a whole number"),
     ],
 )
 def test_counts_that_are_none_name_the_processor_and_the_item(

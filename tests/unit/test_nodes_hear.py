@@ -153,7 +153,7 @@ def test_describe_tells_what_lanes_are_dealt_by() -> None:
             data = node.call(node.service._describe(request.SerializeToString()))
             reply = feed_pb2.DescribeReply.FromString(data)
             assert (reply.node_id, reply.incarnation, reply.workers) == ("a", incarnation, 1)
-            assert (reply.draining, list(reply.units), reply.snapshot_every) == (False, [], 0)
+            assert (reply.draining, list(reply.units), reply.snapshot_every) == (False, [], 16)
             node.stop()
             node.start()
 

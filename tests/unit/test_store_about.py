@@ -12,12 +12,13 @@ from penstock.server.store import Store
 from penstock.server.store.about import READING, describe
 from penstock.server.store.group_operations import GroupOperations
 from penstock.server.store.log_operations import LogOperations
+from penstock.server.store.node_operations import NodeOperations
 from penstock.server.store.records import SnapshotRecord
 from penstock.server.testing.store import JOB, LOG, ask
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     name: found
-    for room in (GroupOperations, LogOperations)
+    for room in (GroupOperations, LogOperations, NodeOperations)
     for name, found in vars(room).items()
     if inspect.isfunction(found) and not name.startswith("_")
 }
@@ -26,7 +27,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - READING))
 def test_an_operation_that_writes_is_about_something(name: str) -> None:
     """Else transactions of several nodes would overlap; it is read from the parameters' names."""
-    words = {"log_id", "job", "request", "snapshots"}
+    words = {"log_id", "job", "request", "snapshots", "node_id"}
 
     assert words & set(inspect.signature(OPERATIONS[name]).parameters)
 

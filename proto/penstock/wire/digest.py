@@ -31,10 +31,15 @@ import struct
 from typing import Any
 
 from penstock.wire.frame.completing import completed
+from penstock.wire.frame.refused import check_header
+from penstock.wire.frame.seal import read_header
 from penstock.wire.v1 import feed_pb2
 
 FORMAT = "penstock batch 1"
 """The name of the encoding: another encoding gets another name."""
+
+MOST_TIMES = 4096
+"""A whole body may be so many times longer than what travels: packed rows leave out the rest."""
 
 _NUMBER, _INT64, _FLOAT64 = (struct.Struct(code).pack for code in ("<Q", "<q", "<d"))
 
@@ -66,10 +71,15 @@ def made_digest(header: bytes, body: Any) -> bytes:
     """Return the digest of a batch that was made here, as 32 bytes.
 
     Args:
-        header: Its encoded header.
+        header: Its encoded header, which a worker has written: it is not believed.
         body: Its body as it travels: a contiguous buffer.
+
+    Raises:
+        BadFrame: It is no header of such a batch.
     """
-    return bytes.fromhex(batch_digest(feed_pb2.BatchHeader.FromString(header), body))
+    found = read_header(header)
+    check_header(found, max_body_bytes=MOST_TIMES * len(body) + MOST_TIMES)
+    return bytes.fromhex(batch_digest(found, body))
 
 
 def _text(text: str) -> bytes:

@@ -20,10 +20,11 @@ _NAME = click.argument("name")
 
 @click.group()
 def ray() -> None:
-    """Run nodes on a Ray cluster: one actor on each of several machines, which Ray restarts.
+    """Run nodes on a Ray cluster.
 
-    Readers find them by `ray:NAME`. RAY_ADDRESS says which cluster; by default it is the one that
-    this machine belongs to.
+    They are one actor on each of several machines, which Ray starts again when it ends. Readers
+    find them by `ray:NAME`. RAY_ADDRESS says which cluster; by default it is the one that this
+    machine belongs to.
     """
 
 
