@@ -511,7 +511,7 @@ def test_who_borrows_never_waits_for_what_need_not_come(
 ) -> None:
     """The node says nothing, and reads nothing until the end: each loan comes back to it once."""
     monkeypatch.setattr(borrowing, "ANSWER_S", 3600.0)  # a wait here would outlast the test
-    path, loans = str(runtime / "node.sock.memory"), 40_000
+    path, loans = str(runtime / "node.sock.memory"), 12_000
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(path)
         listening.listen()

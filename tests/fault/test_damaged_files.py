@@ -12,7 +12,7 @@ import pytest
 
 from damaged.fuzz import run
 
-CASES = int(os.environ.get("DAMAGED_CASES", "24"))
+CASES = int(os.environ.get("DAMAGED_CASES", "12"))
 """Of every format; fewer of those that take long."""
 SEED = int(os.environ.get("DAMAGED_SEED", "2053719894"))
 """The seed that once found a damaged Parquet file which `datasets` decodes and nobody named."""
