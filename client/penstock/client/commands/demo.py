@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.client.demo.account import Account, report
 from penstock.client.demo.corpus import Input, own, standard_library
-from penstock.client.demo.database import Database, require_database
+from penstock.client.demo.demo_database import Database, require_database
 from penstock.client.demo.play import Play
 from penstock.client.demo.play_nodes import STORE, PlayNodes
 from penstock.wire.errors import InvalidRequest
