@@ -130,6 +130,27 @@ def test_a_group_that_is_read_at_one_node_is_not_deleted_through_another(
     assert "group 'run' of job 'main' is deleted" in deleted
 
 
+def test_every_node_shows_the_cursor_that_was_committed_through_another(
+    nodes: tuple[Server, Server],
+) -> None:
+    """Commits of a run go through one node, and whoever looks at the other sees how far it is."""
+    target = ",".join(node.address for node in nodes)
+
+    def shown(node: Server) -> int | None:
+        told = json.loads(call_command("penstock", "top", node.address, "--once", "--json").stdout)
+        cursors: dict[str, int | None] = told["jobs"][0]["cursors"]
+        return cursors.get("run")
+
+    with Loader(
+        target, "main", group="run", rank=0, world_size=1, batches_per_step=2, as_numpy=True
+    ) as loader:
+        step = next(loader.steps())
+        assert len(list(step)) == 2
+        eventually(lambda: [*map(shown, nodes)] == [0, 0], 60, "both nodes know the group")
+        loader.commit()
+        eventually(lambda: [*map(shown, nodes)] == [1, 1], 60, "both nodes show step 1")
+
+
 def eventually_deleted(*call: str) -> str:
     """Return what a deletion says, once the nodes have noticed that the reader is gone."""
     said: list[str] = []
