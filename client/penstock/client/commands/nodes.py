@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -115,7 +116,7 @@ def _readers(now: NodeNow) -> dict[tuple[str, Any], Mapping[str, Any]]:
 def render(
     rows: Sequence[Mapping[str, Any]], left_out: Sequence[NodeLeftOut], width: int | None = None
 ) -> str:
-    """Return the table of nodes, and below it why others are left out.
+    """Return the table of nodes, and below it what is wrong with them, and why others are left out.
 
     Args:
         rows: The nodes.
@@ -144,6 +145,15 @@ def render(
     if any(row["draining"] for row in rows):
         columns.insert(2, Column("", ["draining" if row["draining"] else "" for row in rows]))
     lines = fitted(columns, width) if rows else []
+    stores = Counter(str(row["store"]) for row in rows)
+    most = max(stores.values(), default=0)
+    common = min((store for store, count in stores.items() if count == most), default="")
+    lines += [
+        f"note: {row['address']} has the store {str(row['store'])[:8]}, and the other nodes have "
+        f"{common[:8]}: readers with a group leave it out; give all nodes one store"
+        for row in rows
+        if row["store"] and row["store"] != common
+    ]
     for node in left_out:
         why = node.why if node.target in node.why else f"{node.target}: {node.why}"
         lines.append(f"left out: {why}")

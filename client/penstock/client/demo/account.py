@@ -21,7 +21,7 @@ from penstock.wire.order import Share
 
 @dataclass(frozen=True)
 class DemoRun:
-    """What a run was meant to do; written before it begins.
+    """What a run was meant to do; written before its ranks are killed.
 
     Attributes:
         batches_per_step: G.

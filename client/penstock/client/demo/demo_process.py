@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +47,29 @@ class DemoProcess:
         folder: Where its files go.
         logs: Its lines are what it logs, to stderr, and go to the file at once; else they are what
             it prints, and go there as they are read.
+        environment: Its variables; None = those of the demo.
 
     Attributes:
         process: The process.
+        output_path: The file of its other output.
         lines: How many of its lines were read.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], folder: Path, *, logs: bool = False
+        self,
+        name: str,
+        command: Sequence[str],
+        folder: Path,
+        *,
+        logs: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self._lines_path, self._folder = name, folder / f"{name}.jsonl", folder
-        self._output_path = folder / f"{name}.log"
+        self.output_path = folder / f"{name}.log"
         self._record = open(self._lines_path, "ab")  # noqa: SIM115 - closed by `end`
         self._rest, self.lines = b"", 0
         self._began_at = self._lines_path.stat().st_size
-        with open(self._output_path, "ab") as output:
+        with open(self.output_path, "ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, *command],
                 stdin=subprocess.DEVNULL,
@@ -69,6 +77,7 @@ class DemoProcess:
                 stderr=self._record if logs else output,
                 pipesize=PIPE_BYTES,
                 start_new_session=True,
+                env=environment,
             )
 
     def read(self, while_waiting: Callable[[], None]) -> dict[str, Any] | None:
@@ -119,7 +128,7 @@ class DemoProcess:
     def failed(self, what: str) -> PenstockError:
         """Return the error that says what is wrong with it, and its last words."""
         words = "it said nothing"
-        for path in (self._lines_path, self._output_path):
+        for path in (self._lines_path, self.output_path):
             said = [line.strip() for line in path.read_text(errors="replace").split("\n")]
             words = next((line[-500:] for line in reversed(said) if line), words)
         if isinstance(error := named_error(words), MissingExtra):

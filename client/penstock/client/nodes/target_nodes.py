@@ -530,9 +530,9 @@ class TargetNodes:
         if usable != self._said_usable:
             self._said_usable = usable
             logger.info(
-                "%s%d nodes can be read: %s",
+                "%s%s can be read: %s",
                 self._whose,
-                len(usable),
+                "1 node" if len(usable) == 1 else f"{len(usable)} nodes",
                 plain_lines(", ".join(usable) or "none"),
             )
         left_out = sentences(self.left_out)

@@ -94,9 +94,9 @@ def settle(
             continue  # two addresses of one node
         if low.incarnation == high.incarnation:
             low_at, high_at, high = target, *other
-            why = "give each node an id of its own"
+            why = "give each node an id of its own (--node-id)"
         else:
-            why = "it is an earlier start of it"
+            why = "it began earlier, so it is not read; give each node an id of its own (--node-id)"
         left_out[low_at] = f"{low_at} has the id of {high_at}, {high.node_id}: {why}"
         found[high.node_id] = high_at, high
     usable = tuple(

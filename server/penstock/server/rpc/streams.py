@@ -48,6 +48,10 @@ _BESIDE_BYTES = 4096
 """More than a message holds beside a header and a chunk: tags, lengths, lane and offset."""
 
 
+CURSOR_S = 5.0
+"""Where nodes share a store, commits go through any of them: whoever looks at a node sees cursors
+that are so old at most, and a little more, and nobody asks for them where nobody looks."""
+
 RELEASE_S = 5.0
 """So long after a stream has ended the memory of all that have is given back, at once."""
 
@@ -237,6 +241,7 @@ class Streams(Listener):
         self._ranks: dict[tuple[str, str], tuple[int, set[int]]] = {}
         # By (job, group), of groups that are read here: the cursor; None = not known yet.
         self._cursors: dict[tuple[str, str], int | None] = {}
+        self._cursor_at: dict[tuple[str, str], float] = {}  # when it was heard of, or asked for
         self._tasks: set[asyncio.Task[None]] = set()
         self._releasing: asyncio.TimerHandle | None = None
 
@@ -258,7 +263,7 @@ class Streams(Listener):
         self._note_restart(stream.request)
         place = stream.request.job, stream.request.group
         if stream.request.group and place not in self._cursors:
-            self._cursors[place] = None
+            self._cursors[place], self._cursor_at[place] = None, time.monotonic()
             self._spawn(self._look_up(*place))
         return number
 
@@ -279,6 +284,7 @@ class Streams(Listener):
         place = stream.request.job, stream.request.group
         if not any((s.request.job, s.request.group) == place for s in self):
             self._cursors.pop(place, None)
+            self._cursor_at.pop(place, None)
         self.events.tell(event_log.LEFT, **stream.who(), why=stream.ending, **stream.how_far())
         about = {**stream.who(), "why": stream.ending, "sent_batches": stream.reader.sent_batches}
         tracing.record("node.stream", stream.opened_ns, about)
@@ -359,6 +365,11 @@ class Streams(Listener):
             if stream.request.job == job
         ]
         cursors = {group: step for (name, group), step in self._cursors.items() if name == job}
+        now_s = time.monotonic()
+        for group in cursors if self._store.shared else ():
+            if now_s - self._cursor_at[job, group] >= CURSOR_S:
+                self._cursor_at[job, group] = now_s
+                self._spawn(self._look_up(job, group))
         return {"groups": groups, "cursors": cursors}
 
     # --- what happens to groups ---
@@ -500,16 +511,18 @@ class Streams(Listener):
 
     def _at(self, job: str, group: str, step: int) -> None:
         if (job, group) in self._cursors:
-            self._cursors[job, group] = step
+            self._cursors[job, group], self._cursor_at[job, group] = step, time.monotonic()
 
     async def _look_up(self, job: str, group: str) -> None:
         """Ask the store where a group stands; without an answer it is not known."""
+        asked_at = self._cursor_at.get((job, group))
         try:
             [record] = await self._store.groups(job, group)
         except PenstockError as error:
             logger.debug("a cursor is not known", job=job, group=group, error=str(error))
             return
-        if self._cursors.get((job, group), 0) is None:  # else it has committed meanwhile
+        if asked_at is not None and self._cursor_at.get((job, group)) == asked_at:
+            # Else it has committed meanwhile.
             self._cursors[job, group] = record.cursor
 
     def _note_restart(self, request: feed_pb2.Open) -> None:

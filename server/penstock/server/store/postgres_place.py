@@ -144,7 +144,7 @@ class PostgresPlace:
         if isinstance(
             error, psycopg.OperationalError | errors.SerializationFailure | errors.UniqueViolation
         ):
-            return self.unavailable(text, "check its address, the role's password and the server")
+            return self.unavailable(text, _remedy(text))
         return None
 
     def unavailable(self, why: str, remedy: str) -> StoreUnavailable:
@@ -177,6 +177,25 @@ def lost(error: BaseException) -> bool:
         return True
     # libpq's own errors have no code: a reset, a refused connection, a name that is not known.
     return isinstance(error, psycopg.OperationalError) and error.sqlstate is None
+
+
+REMEDIES = {
+    "no password supplied": "give the role's password in the file that PGPASSFILE names, which "
+    "its owner alone may read, in a line host:port:database:user:password, or by PENSTOCK_STORE",
+    "password authentication failed": "correct the role's password where it is given: in the "
+    "file that PGPASSFILE names, in PENSTOCK_STORE or in PGPASSWORD",
+    'role "': "create the role, or name another in the address, as ?user=NAME",
+    'database "': "create the database, with the role as its owner, or name another in the address",
+    "resolve host": "check the host in the address",
+    "Connection refused": "look whether the server runs on that host, and listens on that port",
+}
+"""What to do, by words of what is said when no connection comes about: it has no code then. A
+server that speaks another language than English gets the remedy for all."""
+
+
+def _remedy(text: str) -> str:
+    everywhere = "check its address, the role's password and the server"
+    return next((remedy for words, remedy in REMEDIES.items() if words in text), everywhere)
 
 
 def _said(error: psycopg.Error) -> str:
