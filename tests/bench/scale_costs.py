@@ -27,11 +27,11 @@ from penstock.client.calls.grpc_transport import open_transport
 from penstock.client.nodes.dealing import deal
 from penstock.client.nodes.placement import Placement
 from penstock.server.store import open_store
-from penstock.server.store.records import BeginRequest, JobRecord
+from penstock.server.store.records import BeginRequest, JobRecord, SnapshotRecord
 from penstock.wire import PROTOCOL
 from penstock.wire.v1 import feed_pb2, feed_pb2_grpc
 
-CALLS, STREAMS, MESSAGES, LOOKS, IDLE_S, CHANNELS = 1000, 256, 20, 2000, 10.0, 64
+CALLS, STREAMS, MESSAGES, LOOKS, WRITES, IDLE_S, CHANNELS = 1000, 256, 20, 2000, 300, 10.0, 64
 
 KIB = 1024
 
@@ -197,9 +197,19 @@ async def _look(url: str) -> dict[str, float]:
         await store.followed(logs, groups, "node")
     found = {
         "us of its CPU, a look of a node": (_cpu_s(backends) - cpu) / LOOKS * 1e6,
-        "us of the node's CPU, the same": (time.process_time() - own) / LOOKS * 1e6,
-        "ms, the same, one after another": (time.perf_counter() - wall) / LOOKS * 1e3,
+        "us of the node's CPU, a look": (time.process_time() - own) / LOOKS * 1e6,
+        "ms, a look, one after another": (time.perf_counter() - wall) / LOOKS * 1e3,
     }
+    await store.put_snapshots([SnapshotRecord(bytes(32), 99, 0, b"")])
+    backends = _backends(url)  # it has a connection more now
+    cpu, wall = _cpu_s(backends), time.perf_counter()
+    for offset in range(WRITES):
+        # As many lanes as one of 64 nodes has that come to a snapshot within two seconds.
+        await store.put_snapshots(
+            [SnapshotRecord(bytes(32), lane, offset, bytes(1000)) for lane in range(8)]
+        )
+    found["us of its CPU, a write of 8 snapshots"] = (_cpu_s(backends) - cpu) / WRITES * 1e6
+    found["ms, such a write, one after another"] = (time.perf_counter() - wall) / WRITES * 1e3
     await store.close()
     return found
 
