@@ -58,6 +58,7 @@ NAMES = (
     "commits",
     "resume",
     "failover",
+    "scale",
     "memory",
     "reading",
     "finite",

@@ -360,6 +360,30 @@ def test_dead_addresses_are_all_named() -> None:
     assert all(address in caught.value.message for address in dead)
 
 
+def test_of_a_node_that_breaks_the_others_that_are_read_are_not_asked(
+    served: list[ServedNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a lost node would have every rank ask every node at once; a dead address is asked."""
+    monkeypatch.setattr("penstock.client.nodes.target_nodes.SPARED_S", 0.0)
+    dead = closed_port()
+    with known([*(node.address for node in served), dead]) as nodes:
+        describe(nodes)
+        nodes.wait_asked(60.0)
+        broken, *others = nodes.usable
+        before = {target: asked.asked_at for target, asked in nodes._nodes.items()}
+        due = {other.target: nodes._nodes[other.target].due_at for other in others}
+
+        nodes.look_again(broken.node_id)
+
+        for target in (broken.target, dead):
+            wait_until(
+                lambda target=target: nodes._nodes[target].asked_at > before[target],
+                f"{target} is asked again",
+                60.0,
+            )
+        assert due == {other.target: nodes._nodes[other.target].due_at for other in others}
+
+
 def test_a_name_without_an_address_is_said_with_the_reason() -> None:
     with (
         known("dns:///nowhere:1", resolve=resolver()) as nodes,

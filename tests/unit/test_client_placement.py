@@ -163,6 +163,35 @@ def test_nodes_that_join_or_go_get_or_lose_their_units_at_a_boundary() -> None:
     assert "c" not in placement.owners
 
 
+@pytest.mark.parametrize("name", ["node-{}", "{:08x}"])
+def test_a_node_on_trial_moves_nothing_and_then_only_what_it_gets(name: str) -> None:
+    """Also where boundaries pass meanwhile: nothing is dealt to others first, and then to it."""
+    units, numbers = 96, [number * (1 if name == "node-{}" else 7919) for number in range(5)]
+    *first, last = (name.format(number) for number in numbers)
+    placement = Placement(units, ROW)
+    placement.know(dict.fromkeys(first, 1), 0.0)
+    placement.settle(0.0, 0, 5)
+    before = placement.owners
+
+    placement.know(dict.fromkeys([*first, last], 1), 1.0)
+    for second in range(1, 30):
+        assert placement.settle(float(second), second * ROW, second * ROW + 5) == []
+        assert placement.planned is None
+    placement.leave(last, "it broke", 30.0)
+    assert placement.settle(30.0, 30 * ROW, 30 * ROW + 5) == []
+    placement.answers(last, 31.0)
+    for second in range(31, 31 + int(HEALTHY_S)):
+        assert placement.settle(float(second), second * ROW, second * ROW + 5) == []
+    assert placement.owners == before
+    placement.settle(62.0, 62 * ROW, 62 * ROW + 5)
+    moves = placement.settle(63.0, 64 * ROW, 64 * ROW + 5)
+
+    to_it = [move for move in moves if move.after == last]
+    assert len(to_it) in (units // 5, -(-units // 5))
+    if name == "node-{}":
+        assert moves == to_it
+
+
 def test_a_plan_is_dropped_when_a_node_of_it_breaks() -> None:
     watched = Watched(3, 12)
     watched.do("leave 2")

@@ -18,7 +18,7 @@ from penstock.wire import CHUNK_BYTES, errors
 DOCS = Path(__file__).parents[2] / "docs"
 DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
 PARTS = ["Context", "Options", "Choice", "What would change our mind"]
-MINE = [DOCS / name for name in ("resume.md", "protocol.md", "errors.md")]
+MINE = [DOCS / name for name in ("resume.md", "protocol.md", "errors.md", "scale.md")]
 
 
 def error_rows() -> list[list[str]]:

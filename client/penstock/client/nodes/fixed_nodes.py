@@ -22,5 +22,5 @@ class FixedNodes:
     left_out: Sequence[NodeLeftOut] = ()
     is_one: bool = False
 
-    def look_again(self) -> None:
+    def look_again(self, node_id: str = "") -> None:
         """Do nothing: there is nothing to ask."""

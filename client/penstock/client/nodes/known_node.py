@@ -62,6 +62,11 @@ class KnownNodes(Protocol):
         """Nodes and addresses that are not read."""
         ...
 
-    def look_again(self) -> None:
-        """Ask for the addresses, and what is at them, soon: a stream has broken."""
+    def look_again(self, node_id: str = "") -> None:
+        """Ask for the addresses soon, and what is at them where that may have changed.
+
+        Args:
+            node_id: The node whose stream has broken, or that is back: it is asked, and those that
+                are not read; empty = all are. Thousands of ranks notice it at once.
+        """
         ...

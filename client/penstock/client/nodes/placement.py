@@ -84,13 +84,17 @@ class _NodeHealth:
         healthy_s: Since when it may be asked.
         left: Why it is not; None = it is.
         is_known: It is among those that are known now.
-        gone_s: Since when it is not.
+        is_new: It has come later than the first ones, and was never healthy for long enough: units
+            are dealt as if it was not there. To count it as away would deal what it will get to
+            others before: these units would move twice.
+        gone_s: Since when it is not known.
     """
 
     weight: int
     healthy_s: float
     left: LeftNode | None = None
     is_known: bool = True
+    is_new: bool = False
     gone_s: float = 0.0
 
 
@@ -134,7 +138,9 @@ class Placement:
         for name, weight in weights.items():
             known = self._nodes.get(name)
             if known is None:
-                self._nodes[name] = _NodeHealth(weight, -math.inf if first else now_s)
+                self._nodes[name] = _NodeHealth(
+                    weight, -math.inf if first else now_s, is_new=not first
+                )
             else:
                 known.weight = weight
         used = {*self.owners, *(self.planned.owners if self.planned else ())}
@@ -189,13 +195,14 @@ class Placement:
             accepted: Positions below it may have been sent for already.
         """
         before = self.owners
-        target = self._dealt(
-            {
-                name
-                for name, node in self._nodes.items()
-                if node.left is not None or now_s - node.healthy_s < HEALTHY_S
-            }
-        )
+        away = set()
+        for name, node in self._nodes.items():
+            if node.left is not None or now_s - node.healthy_s < HEALTHY_S:
+                away.add(name)
+            else:
+                node.is_new = False
+        new = {name for name, node in self._nodes.items() if node.is_new}
+        target = self._dealt(away - new, without=new)
         planned = self.planned
         if planned is not None and planned.owners != target:
             planned = None  # other nodes take part now
@@ -228,12 +235,12 @@ class Placement:
             for owner, other in zip(self.owners or (None,) * self._units, others, strict=True)
         )
 
-    def _dealt(self, away: Collection[str]) -> tuple[str, ...]:
+    def _dealt(self, away: Collection[str], without: Collection[str] = ()) -> tuple[str, ...]:
         """Return the node of each unit as dealt to the nodes known now; empty = all are away."""
         weights = {
             name: node.weight
             for name, node in self._nodes.items()
-            if node.is_known or node.left is not None
+            if name not in without and (node.is_known or node.left is not None)
         }
         if all(name in away for name in weights):
             return ()

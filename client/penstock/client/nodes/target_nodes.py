@@ -158,7 +158,7 @@ class OneNode:
         """Return the UUID of its store, as it has told; for people."""
         return self._store
 
-    def look_again(self) -> None:
+    def look_again(self, node_id: str = "") -> None:
         """Do nothing: it is where it was."""
 
     def close(self) -> None:
@@ -195,7 +195,13 @@ class _ToldNode(NamedTuple):
     found: feed_pb2.DescribeReply | PenstockError
 
 
-_LOOK, _CLOSE = "look", "close"
+class _LookAgain(NamedTuple):
+    """Somebody wants to know more, see `KnownNodes.look_again`."""
+
+    node_id: str
+
+
+_CLOSE = "close"
 
 
 class TargetNodes:
@@ -252,9 +258,9 @@ class TargetNodes:
 
     # --- from any thread ---
 
-    def look_again(self) -> None:
+    def look_again(self, node_id: str = "") -> None:
         """See `KnownNodes`."""
-        self._events.put(_LOOK)  # written in C: it takes no lock of Python code
+        self._events.put(_LookAgain(node_id))  # written in C: it takes no lock of Python code
 
     def ways(self) -> Sequence[Way]:
         """See `LoaderNodes`."""
@@ -373,8 +379,8 @@ class TargetNodes:
                 event = self._wait()
                 if event is _CLOSE:
                     return
-                if event is _LOOK:
-                    self._hurry()
+                if isinstance(event, _LookAgain):
+                    self._hurry(event.node_id)
                 elif isinstance(event, _ToldNode):
                     self._take(event)
                 self._publish()
@@ -445,13 +451,15 @@ class TargetNodes:
                     plain_lines(why),
                 )
 
-    def _hurry(self) -> None:
+    def _hurry(self, node_id: str) -> None:
         now = time.monotonic()
+        # The others that are read have open streams, which say more than an answer does.
+        spared = {node.target for node in self.usable if node_id and node.node_id != node_id}
         for number, origin in enumerate(self._origins):
             if math.isfinite(origin.addresses.every_s):
                 self._look_at[number] = min(self._look_at[number], now)
-        for node in self._nodes.values():
-            if node.due_at != math.inf and now - node.asked_at > SPARED_S:
+        for target, node in self._nodes.items():
+            if target not in spared and node.due_at != math.inf and now - node.asked_at > SPARED_S:
                 node.due_at = min(node.due_at, now + SOON_S * self._random.random())
 
     def _ask(self, now: float) -> None:

@@ -171,7 +171,7 @@ class Failover:
             return self._refuses(route, error)
         if error.status != "UNAVAILABLE":
             return False
-        self._known.look_again()
+        self._known.look_again(name)
         if not self._has_other(name):
             return False  # it is tried again, as it would be alone
         troubled_s = now_s - (route.troubled_s or now_s)
@@ -198,7 +198,7 @@ class Failover:
     def _refuses(self, route: Route, error: PenstockError) -> bool:
         """Leave a node that refuses what others serve."""
         name = route.node.node_id
-        self._known.look_again()
+        self._known.look_again(name)
         with self._lock:
             left = self._placement.left
             others = [other for other in self._nodes if other != name]
@@ -306,7 +306,7 @@ class Failover:
                 left = self._placement.left.get(name)
                 if left is not None and answers and not left.for_good:
                     self._placement.answers(name, time.monotonic())
-                    self._known.look_again()
+                    self._known.look_again(name)
                     self._wake.set()
                 elif left is None and not answers and self._has_other(name):
                     target = self._nodes[name].target
