@@ -156,6 +156,15 @@ class Fleet:
             rank.kill()
         self._stack.close()
 
+    def what_all_said(self) -> str:
+        """Return the last lines of every process, for who looks into a failure."""
+        found = [f"away: {sorted(self._down)}"]
+        for server in self.servers:
+            found += [f"--- {server.command[-1]}", *map(str.rstrip, server.lines[-30:])]
+        for rank in self.ranks:
+            found += [f"--- {rank.output.name}", *rank.errors().splitlines()[-30:]]
+        return "\n".join(found)
+
     # --- faults ---
 
     def fault(self) -> None:

@@ -15,4 +15,4 @@ if __name__ == "__main__":
     placement.HEALTHY_S = 1.0
     failover.AGAIN_S, failover.TRIAL_S = 0.3, 0.5
     failover.SILENT_S, failover.OPEN_S, failover.PROBE_S = 1.5, 0.7, 1.0
-    sys.exit(main())
+    sys.exit(main(["-v", *sys.argv[1:]]))

@@ -41,6 +41,8 @@ def test_a_group_is_read_exactly_through_faults_of_all_processes(
         assert fleet.faults.total() >= faults, fleet.faults
     except BaseException as error:
         error.add_note(f"FLEET_SEED={SEED}, after {fleet.faults if fleet else 'no faults'}")
+        if fleet is not None:
+            error.add_note(fleet.what_all_said())
         raise
     finally:
         if fleet is not None:
