@@ -350,11 +350,14 @@ class Rank:
         address: Of the node.
         output: Where its lines go.
         arguments: Of `penstock cat`, behind the target.
+        module: What runs as `penstock`.
     """
 
-    def __init__(self, address: str, output: Path, *arguments: str) -> None:
+    def __init__(
+        self, address: str, output: Path, *arguments: str, module: str = "penstock.client.cli"
+    ) -> None:
         self.output = output
-        command = ["penstock.client.cli", "cat", address, *arguments]
+        command = [module, "cat", address, *arguments]
         self._file = output.open("wb")
         self._errors = output.with_suffix(".err").open("wb")
         self.process = subprocess.Popen(

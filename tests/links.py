@@ -12,7 +12,7 @@ class Link:
     """Passes bytes both ways between whoever connects to it and a node; a context manager.
 
     Args:
-        target: The node's `host:port`.
+        target: The node's `host:port`, or a path of a unix socket.
 
     Attributes:
         address: Where it listens.
@@ -21,8 +21,7 @@ class Link:
     """
 
     def __init__(self, target: str) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = host, int(port)
+        self._target = target
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
         self.delay_s, self.refuses = 0.0, False
@@ -75,7 +74,7 @@ class Link:
             ours.close()
             return
         try:
-            theirs = socket.create_connection(self._target)
+            theirs = self._connect()
         except OSError:
             ours.close()
             return
@@ -83,6 +82,18 @@ class Link:
             self._open |= {ours, theirs}
         threading.Thread(target=self._pump, args=(ours, theirs), daemon=True).start()
         self._pump(theirs, ours)
+
+    def _connect(self) -> socket.socket:
+        if self._target.startswith("/"):
+            theirs = socket.socket(socket.AF_UNIX)
+            try:
+                theirs.connect(self._target)
+            except OSError:
+                theirs.close()
+                raise
+            return theirs
+        host, _, port = self._target.rpartition(":")
+        return socket.create_connection((host, int(port)))
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):

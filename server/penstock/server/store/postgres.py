@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, AsyncPipeline
 from typing_extensions import override
 
 from penstock.server.store import postgres_opening as opening
@@ -185,7 +185,7 @@ class _Queue:
     def __init__(self, store: PostgresStore, name: str) -> None:
         self._store, self._place, self._reads = store, store.place, name == "reads"
         self._writer = f"{uuid.uuid4()}/{name}"
-        self._connection: AsyncConnection[Any] | None = None
+        self._connection: _Pipelined | None = None
         self._tasks: deque[_Call] = deque()
         self._working: asyncio.Task[None] | None = None
         self._name, self._lonely = name, set[str]()
@@ -216,6 +216,7 @@ class _Queue:
                         await connection.execute(
                             f"DELETE FROM {table} WHERE id = %s", (self._writer,)
                         )
+                        await connection.sync()
             await connection.close()
 
     # --- calls that wait together ---
@@ -348,17 +349,17 @@ class _Queue:
 
     # --- the connection ---
 
-    async def _connected(self) -> AsyncConnection[Any]:
+    async def _connected(self) -> _Pipelined:
         if self._connection is None or self._connection.closed:
             self._connection = None
             async with asyncio.timeout(TRIP_S):
                 connection = await opening.connect(self._place)
                 try:
                     await self._check(connection)
+                    self._connection = await _Pipelined.begin(connection)
                 except BaseException:
                     await connection.close()
                     raise
-            self._connection = connection
         return self._connection
 
     async def _check(self, connection: AsyncConnection[Any]) -> None:
@@ -406,25 +407,74 @@ class _Queue:
         if not connection.closed and not lost(error) and not isinstance(error, TimeoutError):
             with contextlib.suppress(psycopg.Error, TimeoutError):
                 async with asyncio.timeout(TRIP_S):
+                    with contextlib.suppress(psycopg.Error):
+                        await connection.sync()  # what was sent after the statement that failed
                     await connection.execute("ROLLBACK")
                     await connection.execute(UNLOCK)
+                    await connection.sync()
                 self._connection = connection
                 return
         # Its locks go with it, after the transaction has been undone.
-        with contextlib.suppress(psycopg.Error):
-            await connection.close()
+        await connection.close()
 
 
 def _name(task: _Call) -> tuple[Any, ...]:
     return task.about.name, task.about.keys
 
 
+class _Pipelined:
+    """A connection that stays in pipeline mode, where statements go out together.
+
+    psycopg leaves the mode with a Flush after the last Sync, and a server that has read one does
+    not count any more for how long a transaction is idle: a node that was stopped in the middle of
+    one would hold its locks for as long as it is stopped.
+
+    Args:
+        connection: The connection.
+        mode: Has it in pipeline mode, until it is closed.
+        pipeline: The mode.
+    """
+
+    def __init__(
+        self,
+        connection: AsyncConnection[Any],
+        mode: contextlib.AsyncExitStack,
+        pipeline: AsyncPipeline,
+    ) -> None:
+        self._connection, self._mode = connection, mode
+        self.execute, self.sync = connection.execute, pipeline.sync
+
+    @classmethod
+    async def begin(cls, connection: AsyncConnection[Any]) -> _Pipelined:
+        """Put a connection in pipeline mode."""
+        mode = contextlib.AsyncExitStack()
+        return cls(connection, mode, await mode.enter_async_context(connection.pipeline()))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed, or was found lost."""
+        return self._connection.closed
+
+    async def close(self) -> None:
+        """Close it, whatever is going on."""
+        with contextlib.suppress(psycopg.Error):
+            await self._connection.close()
+        with contextlib.suppress(psycopg.Error):
+            await self._mode.aclose()
+
+
 class Unsteady(BaseException):
     """An operation asks for more than it asked for the last time."""
 
 
-LOCK = "SELECT pg_advisory_lock(number) FROM unnest(%s::bigint[]) AS number"
-UNLOCK = "SELECT pg_advisory_unlock_all()"
+COMMIT = "COMMIT"
+# A node that is stopped between its lock and its transaction holds others up no longer than one
+# that is stopped within: else the session is idle, and may be so for ever.
+LOCK = (
+    "SELECT pg_advisory_lock(number), set_config('idle_session_timeout', '10000', false) "
+    "FROM unnest(%s::bigint[]) AS number"
+)
+UNLOCK = "SELECT pg_advisory_unlock_all(), set_config('idle_session_timeout', '0', false)"
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ"
 BEGIN_READING = BEGIN + " READ ONLY"
 
@@ -440,7 +490,7 @@ class _SharedTransaction:
         is_undone: Its only call has failed.
     """
 
-    def __init__(self, connection: AsyncConnection[Any], place: PostgresPlace, few: bool) -> None:
+    def __init__(self, connection: _Pipelined, place: PostgresPlace, few: bool) -> None:
         self._db, self._schema = connection, place.schema
         self.known = KnownRows()
         self.pending: list[Change] = []
@@ -455,7 +505,7 @@ class _SharedTransaction:
         self.pending += changes
 
     async def begin(self, numbers: Sequence[int], queries: Sequence[RowQuery]) -> None:
-        """Take locks, begin, and learn what is likely to be asked for: one round trip."""
+        """Take locks, then begin, and learn what is likely to be asked for: two round trips."""
         self._locked = bool(numbers)
         before = [(LOCK, (sql.array(numbers),))] if numbers else []
         await self._trip(before, [(BEGIN, ())], queries)
@@ -470,7 +520,7 @@ class _SharedTransaction:
                 whoever asks for more is `Unsteady`: that would be of another moment.
         """
         if queries:
-            last = [] if steady else [("COMMIT", ())]
+            last = [] if steady else [(COMMIT, ())]
             await self._trip((), [(BEGIN_READING, ())], queries, last)
             self._is_open, self._has_ended = steady, not steady
 
@@ -492,6 +542,7 @@ class _SharedTransaction:
         statement = sql.numbering(self._schema, count)
         async with asyncio.timeout(TRIP_S):
             cursor = await self._db.execute(*statement, binary=True)
+            await self._db.sync()
             return sorted(number for (number,) in await cursor.fetchall())
 
     async def end(self, more: Sequence[sql.Statement]) -> None:
@@ -502,13 +553,12 @@ class _SharedTransaction:
         """
         last = [(UNLOCK, ())] if self._locked else []
         if self.is_undone:
-            await self._trip((), [("ROLLBACK", ())], (), last)
+            await self._trip((), [("ROLLBACK", ()), *last], ())
         elif self._is_open:
             count = len(self.pending)
-            ended = await self._trip(
-                [*self._flushed(), *more, ("COMMIT", ())], last, (), rows=count
-            )
-            assert ended is not None
+            # A commit that fails leaves the locks, and whoever handles that lets go of them.
+            written = [*self._flushed(), *more, (COMMIT, ()), *last]
+            await self._trip((), written, (), rows=count)
 
     def _flushed(self) -> list[sql.Statement]:
         self.writes = self.writes or bool(self.pending)
@@ -526,7 +576,7 @@ class _SharedTransaction:
         """Send statements together; return the answers of queries.
 
         Args:
-            before: A unit of their own, before the rest: locks, or all of a transaction.
+            before: A unit of their own, before the rest: locks.
             then: Statements without an answer.
             queries: What is asked for after them.
             last: Statements after these.
@@ -534,21 +584,21 @@ class _SharedTransaction:
         """
         unique = list(dict.fromkeys(queries))
         async with asyncio.timeout(TRIP_S + rows / ROWS_PER_S):
-            async with self._db.pipeline() as pipeline:
-                for text, values in before:
-                    ended = await self._db.execute(text, values)
-                if before:
-                    await pipeline.sync()
-                for text, values in then:
-                    await self._db.execute(text, values)
-                cursors = [
-                    await self._db.execute(*sql.asking(self._schema, query), binary=True)
-                    for query in unique
-                ]
-                for text, values in last:
-                    await self._db.execute(text, values)
-            if before and before[-1][0] == "COMMIT" and ended.statusmessage != "COMMIT":
-                raise psycopg.OperationalError(f"a commit ended as {ended.statusmessage}")
+            for text, values in before:
+                await self._db.execute(text, values)
+            if before:
+                await self._db.sync()
+            done = [(text, await self._db.execute(text, values)) for text, values in then]
+            cursors = [
+                await self._db.execute(*sql.asking(self._schema, query), binary=True)
+                for query in unique
+            ]
+            for text, values in last:
+                await self._db.execute(text, values)
+            await self._db.sync()
+            for text, ended in done:
+                if text == COMMIT and ended.statusmessage != COMMIT:
+                    raise psycopg.OperationalError(f"a commit ended as {ended.statusmessage}")
             answers = [
                 sql.answer(query, await cursor.fetchall())
                 for query, cursor in zip(unique, cursors, strict=True)
