@@ -222,7 +222,7 @@ class Simulation:
         if answers:
             self._ask(view, name)
         self._settle(view)
-        self.at(self.now_s + placement.HEALTHY_S, partial(self._settle, view))
+        self._look_when_healthy(view)
 
     def comes_back(self, number: int) -> None:
         """Have a node that was left answer from now on."""
@@ -238,7 +238,7 @@ class Simulation:
         view.placement.answers(name, self.now_s)
         self._ask(view, name)
         self._settle(view)
-        self.at(self.now_s + placement.HEALTHY_S, partial(self._settle, view))
+        self._look_when_healthy(view)
 
     def joins(self, number: int) -> None:
         """Have a new node be there from now on."""
@@ -251,7 +251,7 @@ class Simulation:
     def _knows(self, view: View) -> None:
         view.placement.know(self._known, self.now_s)
         self._settle(view)
-        self.at(self.now_s + placement.HEALTHY_S, partial(self._settle, view))
+        self._look_when_healthy(view)
 
     # --- a view ---
 
@@ -273,6 +273,11 @@ class Simulation:
             steps = -(-(now_planned.position - position) // setting.ranks)
             due_s = max(self.now_s, self._begun_s) + max(1, steps) * setting.step_s
             self.at(due_s, partial(self._settle, view))
+
+    def _look_when_healthy(self, view: View) -> None:
+        """Have a view look whether nodes are healthy now, when its next look after that is due."""
+        wait_s = placement.HEALTHY_S + failover.TICK_S * (1 - self._rng.random())
+        self.at(self.now_s + wait_s, partial(self._settle, view))
 
     def _moved_at(self, view: View, boundary: int, units: int) -> None:
         """Note that two nodes make units where views move at different boundaries."""
