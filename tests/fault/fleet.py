@@ -21,7 +21,7 @@ from links import Link
 from penstock.wire.errors import PenstockError
 from penstock.wire.v1 import cursors_pb2
 
-NODES, STEP, PROGRESS_S = 3, 12, 90.0
+NODES, STEP, PROGRESS_S = 3, 12, 120.0
 WORLD_SIZES = (1, 2, 3, 4)
 ITEMS, BAD_EVERY, BAD_AT = 20_000, 997, 500
 LARGEST_BATCH = 64 << 10
@@ -139,7 +139,7 @@ class Fleet:
         for server in self.servers:
             server.start(wait=False)
         for server in self.servers:
-            server.wait_ready()
+            self.wait_ready(server)
             server.command += ["--listen", server.address]  # it comes back where it was
         self.links = [self._stack.enter_context(Link(server.address)) for server in self.servers]
         self.target = ",".join(link.address for link in self.links)
