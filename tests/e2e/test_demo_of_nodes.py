@@ -51,7 +51,7 @@ def test_nodes_that_are_killed_in_turn_come_back_and_nothing_is_lost(tmp_path: P
     for name in "abc":
         left = re.search(rf"the ranks leave node-{name}: 4 of 12 units go, (.*), from batch", said)
         back = re.search(rf"node-{name} is back: 4 of 12 units go, (.*), from batch", said)
-        others = "and ".join(f"2 to node-{other} " for other in "abc" if other != name).strip()
+        others = " and ".join(f"2 to node-{other}" for other in "abc" if other != name)
         assert left is not None, said
         assert left[1] == others
         assert back is not None, said

@@ -141,7 +141,8 @@ class PlayNodes(Play):
             return line
         names = {address: name for name, address in self.addresses.items()}
         parts = [part.rpartition(" to ") for part in (found["to"] or "").split(", ") if part]
-        to = " and ".join(f"{count} to {names.get(target, target)}" for count, _, target in parts)
+        counts = sorted((names.get(target, target), count) for count, _, target in parts)
+        to = " and ".join(f"{count} to {name}" for name, count in counts)
         return (
             f"{found['moved']} of {found['units']} units go, {to}, from batch {found['position']} "
             "on"
