@@ -315,12 +315,12 @@ def test_which_item_a_reader_waits_for_needs_text(tmp_path: Path) -> None:
         try:
             eventually(
                 lambda: any(
-                    group["waits_for"] and group["waits_for"]["item"]
+                    group["waits_for"] and group["waits_for"]["stage"] == "process"
                     for job in json.loads(CALLS["status"](Shown(server, "text")).json)["jobs"]
                     for group in job["groups"]
                 ),
                 60,
-                "its item is known",
+                "the role is at its item",
             )
             seen = {name: waits(name) for name in ("text", "look")}
         finally:
