@@ -23,7 +23,7 @@ NEWEST := .venv-newest
 NEWEST_NEEDS := hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-timeout pytest-xdist
 # Without what cupy needs on a device: its signatures are looked at, and what it says without one.
 NEWEST_CUPY := cupy-cuda12x cuda-pathfinder
-NEWEST_TESTS := $(wildcard tests/*/test_client_*.py) tests/unit/test_device_calls.py tests/e2e/test_imports.py $(filter-out %every_pair.py,$(wildcard tests/resume/test_*.py))
+NEWEST_TESTS := $(wildcard tests/*/test_client_*.py) tests/unit/test_device_calls.py tests/e2e/test_imports.py $(filter-out %every_pair.py %conversations_restored.py,$(wildcard tests/resume/test_*.py))
 
 # The lowest versions that pyproject.toml allows, as uv resolves them, with the tests of what reads
 # and says most through them; LOWEST_TESTS names others. None of these needs torch.
