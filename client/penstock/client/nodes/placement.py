@@ -226,7 +226,7 @@ class Placement:
         usable = set(self.usable)
         if self.owners and (not usable or usable.issuperset(self.owners)):
             return
-        # Those on trial are asked where there are no others; and if none answers, all are tried.
+        # Without any other, nodes on trial are asked; if none of these answers, all are tried.
         left = self._nodes.keys() - usable
         others = target or self._dealt(left) or self._dealt(())
         others = others or (min(usable),) * self._units  # it is not among those known now

@@ -67,7 +67,7 @@ class RayAddresses:
         """Return where those nodes listen that say so now; it may wait some seconds.
 
         Raises:
-            Unreachable: There is no Ray, or no actor of that name.
+            Unreachable: Ray cannot be reached, or has no actor of that name.
         """
         ray = self._ray
         try:

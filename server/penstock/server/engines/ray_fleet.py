@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from penstock.common.ray_actors import NAMESPACE, actor_name, number_of
 from penstock.server.engines.ray_node import RayNode
 from penstock.server.files.filesystems import require
-from penstock.wire.errors import InvalidRequest, PenstockError, Unreachable
+from penstock.server.process.ray_errors import ray_errors, ray_words
+from penstock.wire.errors import InvalidRequest, Unreachable
 
 ANSWER_S = 10.0
 """How long an actor may take to say where its node is."""
@@ -22,8 +23,10 @@ LOOK_S = 0.5
 DRAIN_S = 90.0
 """How long a node may drain before its actor is ended: longer than `drain_seconds` by default."""
 
-MAX_CHARACTERS = 300
-"""Of what Ray says of an error: some go on for pages."""
+REMEDY = (
+    "check that it runs, and that its machines have the same versions of Ray, Python and penstock "
+    "as this one"
+)
 
 
 class FleetNode(NamedTuple):
@@ -49,7 +52,7 @@ class RayFleet:
     Raises:
         InvalidRequest: The name cannot be one of an actor.
         MissingExtra: Ray is not installed.
-        Unreachable: There is no Ray.
+        Unreachable: Ray cannot be reached.
     """
 
     def __init__(self, name: str) -> None:
@@ -63,7 +66,7 @@ class RayFleet:
         self._ray = require("ray", extra="ray", who="penstockd ray")
         self._began_here = not self._ray.is_initialized()
         if self._began_here:
-            with _said_in_a_sentence():
+            with ray_errors(REMEDY):
                 self._ray.init(
                     address=os.environ.get("RAY_ADDRESS", "auto"),
                     namespace=NAMESPACE,
@@ -101,7 +104,7 @@ class RayFleet:
                 value=self.name,
             )
         ray = self._ray
-        with _said_in_a_sentence():
+        with ray_errors(REMEDY):
             machines = [
                 machine
                 for machine in ray.nodes()
@@ -145,7 +148,7 @@ class RayFleet:
             Unreachable: Ray fails.
         """
         found = []
-        with _said_in_a_sentence():
+        with ray_errors(REMEDY):
             asked = [(name, self._handle(name).about.remote()) for name in self._actors()]
             refs = [ref for _, ref in asked]
             done = set(
@@ -158,7 +161,7 @@ class RayFleet:
                 try:
                     told = self._ray.get(ref)
                 except self._ray.exceptions.RayError as error:
-                    found.append(FleetNode(name, "", f"starts again: {_last_line(error)}"))
+                    found.append(FleetNode(name, "", f"starts again: {ray_words(error)}"))
                     continue
                 last = f": {told['last']}" if told["last"] else ""
                 state = "ready" if told["address"] else f"starting{last}"
@@ -199,7 +202,7 @@ class RayFleet:
                 field="name",
                 value=self.name,
             )
-        with _said_in_a_sentence():
+        with ray_errors(REMEDY):
             handles = [self._handle(name) for name in names]
             drains = [handle.drain.remote() for handle in handles]
             ray.wait(drains, num_returns=len(drains), timeout=DRAIN_S)
@@ -214,7 +217,7 @@ class RayFleet:
 
     def _actors(self) -> list[str]:
         """Return the names of the actors, in the order of their numbers."""
-        with _said_in_a_sentence():
+        with ray_errors(REMEDY):
             there = self._ray.util.list_named_actors(all_namespaces=True)
         named = [one["name"] for one in there if one["namespace"] == NAMESPACE]
         numbers = {name: number_of(self.name, name) for name in named}
@@ -222,29 +225,3 @@ class RayFleet:
             (name for name, number in numbers.items() if number is not None),
             key=lambda name: numbers[name] or 0,
         )
-
-
-@contextlib.contextmanager
-def _said_in_a_sentence() -> Iterator[None]:
-    """Say in a sentence what Ray raises, whose errors have several bases.
-
-    Raises:
-        Unreachable: Ray has raised anything.
-    """
-    try:
-        yield
-    except PenstockError:
-        raise
-    except Exception as error:
-        address = os.environ.get("RAY_ADDRESS")
-        where = "the Ray of this machine" if address is None else f"the Ray at {address!r}"
-        raise Unreachable(
-            f"{where} has failed ({_last_line(error)}): check that it runs, and that its machines "
-            "have the same versions of Ray, Python and penstock as this one",
-            target=address,
-        ) from error
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:MAX_CHARACTERS]

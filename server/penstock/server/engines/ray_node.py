@@ -63,7 +63,7 @@ class RayNode:
         }
 
     def drain(self) -> int:
-        """Let the node finish what it is at, and return its exit status; the actor then waits."""
+        """Drain the node, and return its exit status; the actor then waits."""
         self._drains = True
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait()

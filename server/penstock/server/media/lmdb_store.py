@@ -124,7 +124,7 @@ class LmdbMedium(Medium):
 
 
 def _check(file: str) -> None:
-    """Refuse a file that LMDB must not open: mapping it, or what is no file, might end the process.
+    """Refuse a damaged database, or what is not a regular file: LMDB might end the process.
 
     Raises:
         BadItem: Says what is wrong with it.

@@ -9,7 +9,6 @@ process ends none of Ray's.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -23,8 +22,8 @@ from typing import Any
 from penstock.server.files.filesystems import require
 from penstock.server.planning.make.dealt_blocks import BlockTask
 from penstock.server.planning.make.measuring_pool import Answer, Hears, MeasuringPool
+from penstock.server.process.ray_errors import ray_errors
 from penstock.wire.errors import PenstockError, Unreachable
-from penstock.wire.plain import clean_text
 from penstock.wire.sent_errors import decode_error, encode_error
 
 RUN_BLOCKS = 8
@@ -35,8 +34,10 @@ CONNECTS = "RAY_ENABLE_AUTO_CONNECT"
 """The variable that says whether Ray starts by itself when it is asked for something, even by
 threads of its own that have not heard of its end."""
 
-MAX_CHARACTERS = 300
-"""Of what Ray says of an error: some go on for pages."""
+REMEDY = (
+    "check that all of its machines run, and that each has the same versions of Ray, Python and "
+    "penstock as this one; then run the command again, which goes on where it was"
+)
 
 CONNECT_S = 10.0
 """How long a cluster may take to accept a connection. Ray itself looks for one for many minutes."""
@@ -83,7 +84,7 @@ def ray_engine(
         try:
             if started_here:
                 _start(ray)
-            with _in_a_sentence():
+            with ray_errors(REMEDY):
                 data.DataContext.get_current().enable_progress_bars = False
                 # The command says how far it is, and what has failed.
                 logging.getLogger("ray.data").setLevel(logging.CRITICAL)
@@ -100,7 +101,7 @@ def ray_engine(
                 )
             while True:
                 taking = asyncio.ensure_future(asyncio.to_thread(next, found, None))
-                with _in_a_sentence():
+                with ray_errors(REMEDY):
                     table = await asyncio.shield(taking)
                 if table is None:
                     break
@@ -133,7 +134,7 @@ def _start(ray: Any) -> None:
         Unreachable: The cluster does not answer, or does not let this command in.
     """
     address = os.environ.get("RAY_ADDRESS", "auto")
-    with _in_a_sentence():
+    with ray_errors(REMEDY):
         try:
             _look_for(address)
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
@@ -150,31 +151,6 @@ def _start(ray: Any) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-@contextlib.contextmanager
-def _in_a_sentence() -> Iterator[None]:
-    """Say in a sentence what Ray raises.
-
-    Its errors have several bases: `RayError`, and built-in ones such as `RuntimeError`, where the
-    cluster has another version of Ray or Python. Errors of items are rows, and do not come here.
-
-    Raises:
-        Unreachable: Ray has raised anything.
-    """
-    try:
-        yield
-    except PenstockError:
-        raise
-    except Exception as error:
-        address = os.environ.get("RAY_ADDRESS")
-        where = "the Ray of this machine" if address is None else f"the Ray at {address!r}"
-        raise Unreachable(
-            f"{where} has failed ({_last_words(error)}): check that all of its machines run, and "
-            "that each has the same versions of Ray, Python and penstock as this one; then run the "
-            "command again, which goes on where it was",
-            target=address,
-        ) from error
-
-
 def _look_for(address: str) -> None:
     """Connect to an address, if it is one of a host and a port.
 
@@ -188,19 +164,6 @@ def _look_for(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (OSError, OverflowError) as error:  # the latter of a port that cannot be
         raise ConnectionError(str(error)) from error
-
-
-def _last_words(error: Exception) -> str:
-    """Return what an error of Ray says, in a line.
-
-    That of a task is the traceback of another process; its last line says what was raised there.
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if any(line.startswith("Traceback ") for line in lines) or "ray::" in "".join(lines[:1]):
-        said = lines[-1]
-    else:
-        said = " ".join([f"{type(error).__name__}:", *lines])
-    return clean_text(said, MAX_CHARACTERS)
 
 
 async def _keep(row: dict[str, Any], hears: Hears) -> None:
