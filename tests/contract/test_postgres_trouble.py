@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -485,25 +486,34 @@ def test_a_full_disk_is_the_databases() -> None:
 async def test_what_is_called_often_takes_few_round_trips(
     place: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit by one rank three, however many ranks are below 128; asking for news one."""
+    """A commit by one rank three, however many ranks are below 128; asking for news one.
+
+    A look for what others have done is one statement, too: there is one each second and node.
+    """
     url, schema = place
     store = await opened(postgres.in_schema(url, schema))
-    trips = 0
-    sync = psycopg.AsyncPipeline.sync
+    trips = statements = 0
+    sync, execute = psycopg.AsyncPipeline.sync, psycopg.AsyncConnection.execute
 
     async def counted(self: psycopg.AsyncPipeline) -> None:
         nonlocal trips
         trips += 1
         await sync(self)
 
+    async def executed(self: psycopg.AsyncConnection[Any], *args: Any, **more: Any) -> Any:
+        nonlocal statements
+        statements += 1
+        return await execute(self, *args, **more)
+
     monkeypatch.setattr(psycopg.AsyncPipeline, "sync", counted)
+    monkeypatch.setattr(psycopg.AsyncConnection, "execute", executed)
     groups = [("code", f"g{number}") for number in range(20)]
     for _, name in groups:
         await store.begin(ask(group=name, world_size=64))
 
     async def cost(call: Awaitable[object]) -> int:
-        nonlocal trips
-        trips = 0
+        nonlocal trips, statements
+        trips = statements = 0
         await call
         return trips
 
@@ -512,6 +522,11 @@ async def test_what_is_called_often_takes_few_round_trips(
     assert await cost(store.commit("code", "g1", "t1", 1, 7, 3, all_rows=True)) == 3
     await store.latest(groups)
     assert await cost(store.latest(groups)) == 1
+    await store.followed([LOG], groups, "node")
+    assert await cost(store.followed([LOG], groups, "node")) == 1
+    assert statements == 1
+    assert await cost(store.followed([LOG, bytes(32)], groups[1:], "node")) == 1
+    assert statements == 1
     await store.changes(LOG, 0)
     assert await cost(store.changes(LOG, 0)) == 1
     assert await cost(store.check_token("code", "g1", "t1", 1)) <= 3

@@ -339,7 +339,8 @@ class ServedNode:
         node = ThreadNode({"code": self.job}, store, workers=1, bound_bytes=256 << 20)
         self._open.push_async_callback(node.close, 0.0)
         await node.start()
-        service = self.service = Service(node, store, Metrics("test"), node_id=self.node_id)
+        self.metrics = Metrics("test")
+        service = self.service = Service(node, store, self.metrics, node_id=self.node_id)
         self.address = await service.start(self.address)
         self._open.push_async_callback(service.stop, 0.0)
 

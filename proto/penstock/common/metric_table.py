@@ -76,7 +76,7 @@ METRICS: dict[str, Metric] = {
         (JOB,),
         "batches",
         "Batches made, those that were made again included.",
-        ("fleet", "run", "PenstockRecomputes"),
+        ("fleet", "run"),
     ),
     "penstock_produced_bytes_total": Metric(
         "counter",
@@ -161,6 +161,14 @@ METRICS: dict[str, Metric] = {
         "when a reader wanted them.",
         ("fleet", "run", "PenstockRecomputes"),
     ),
+    "penstock_unread_batches_total": Metric(
+        "counter",
+        (JOB,),
+        "batches",
+        "Batches that were made, and let go before any reader was given them: as a rule their "
+        "readers read another node by then, which made them, too.",
+        ("fleet", "PenstockRecomputes"),
+    ),
     "penstock_ready_batches": Metric(
         "gauge",
         (JOB,),
@@ -224,7 +232,7 @@ METRICS: dict[str, Metric] = {
         (JOB,),
         "batches",
         "Batches that readers were given: sent, or lent.",
-        ("fleet",),
+        ("fleet", "PenstockRecomputes"),
     ),
     "penstock_sent_bytes_total": Metric(
         "counter",
@@ -436,6 +444,24 @@ METRICS: dict[str, Metric] = {
         "Streams that a rank has opened again within one attempt.",
         ("fleet",),
     ),
+    "penstock_failovers_total": Metric(
+        "counter",
+        (JOB, "reason"),
+        "nodes",
+        "Times that a reader which reads here now has left another node, by why: `broke`, the "
+        "connection or the node was gone; `silent`, it said nothing for 15 s or did not answer; "
+        "`drains`, it shut down; `refuses`, it refused what others serve; `other`, what a newer "
+        "reader says.",
+        ("fleet", "PenstockFailovers"),
+    ),
+    "penstock_environment_refused": Metric(
+        "gauge",
+        (JOB,),
+        "",
+        "1 while the node refuses the job with `[log_diverged]`, as its packages make other "
+        "batches than were made before.",
+        ("fleet", "PenstockEnvironmentRefused"),
+    ),
     "penstock_cursor_commit_duration_seconds": Metric(
         "histogram",
         (),
@@ -584,6 +610,13 @@ METRICS: dict[str, Metric] = {
         RANK,
         "streams",
         "In a trainer: streams that were opened again.",
+        ("run",),
+    ),
+    "penstock_loader_failovers_total": Metric(
+        "counter",
+        (*RANK, "reason"),
+        "nodes",
+        "In a trainer: times that a node was left, by why, as in `penstock_failovers_total`.",
         ("run",),
     ),
     "penstock_loader_next_position": Metric(

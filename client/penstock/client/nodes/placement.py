@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from penstock.client.nodes.dealing import deal
+from penstock.wire.v1 import feed_pb2
 
 HEALTHY_S = 30.0
 """So long a node must have answered before units go to it, and so long nothing may have been left:
@@ -68,11 +69,13 @@ class LeftNode(NamedTuple):
         why: In words.
         since_s: Since when.
         for_good: It refuses what others serve: it is not tried before it has started again.
+        because: The kind of reason, which is counted.
     """
 
     why: str
     since_s: float
     for_good: bool
+    because: feed_pb2.LeftBecause
 
 
 @dataclass
@@ -151,13 +154,21 @@ class Placement:
             if name not in used and not is_awaited:
                 del self._nodes[name]
 
-    def leave(self, name: str, why: str, now_s: float, *, for_good: bool = False) -> None:
+    def leave(
+        self,
+        name: str,
+        why: str,
+        now_s: float,
+        because: feed_pb2.LeftBecause = feed_pb2.LEFT_BROKE,
+        *,
+        for_good: bool = False,
+    ) -> None:
         """Ask a node for nothing any more: it broke, drains, says nothing, or refuses."""
         node = self._nodes.get(name)
         if node is None:
             return
         since_s = now_s if node.left is None else node.left.since_s
-        node.left = LeftNode(why, since_s, for_good)
+        node.left = LeftNode(why, since_s, for_good, because)
         self._troubled_s = now_s
 
     def answers(self, name: str, now_s: float) -> None:

@@ -174,16 +174,17 @@ class Failover:
         self._known.look_again(name)
         if not self._has_other(name):
             return False  # it is tried again, as it would be alone
+        because = feed_pb2.LEFT_BROKE
         troubled_s = now_s - (route.troubled_s or now_s)
         if route.drains:
-            why = f"{route.node.target} shuts down"
+            why, because = f"{route.node.target} shuts down", feed_pb2.LEFT_DRAINS
         elif troubled_s >= SILENT_S:
             why = error.message
         elif type(error) is not Unreachable or self._is_back(name):
             return False  # it is there, and only the stream broke, or it says what it waits for
         else:
             why = error.message
-        return self._leave(name, why)
+        return self._leave(name, why, because)
 
     def _is_back(self, name: str) -> bool:
         """Tell whether a node is there whose stream has broken a moment ago."""
@@ -204,7 +205,7 @@ class Failover:
             others = [other for other in self._nodes if other != name]
             if all(other in left and left[other].for_good for other in others):
                 return False  # then it is said of the job
-        return self._leave(name, error.message, for_good=True)
+        return self._leave(name, error.message, feed_pb2.LEFT_REFUSES, for_good=True)
 
     # --- its own thread ---
 
@@ -242,14 +243,17 @@ class Failover:
             self._numbers.setdefault(node.node_id, len(self._numbers))
             left = self._placement.left.get(node.node_id)
             if left and left.for_good and before and before.incarnation != node.incarnation:
-                self._placement.leave(node.node_id, left.why, now_s)  # it has started again
+                # It has started again.
+                self._placement.leave(node.node_id, left.why, now_s, left.because)
             # What is known may be old: a node that has drained, and is back, is asked itself.
             if node.draining and not (before and before.draining):
                 draining.append(node)
         self._placement.know({node.node_id: node.workers for node in nodes}, now_s)
         for node in draining:
             if node.node_id not in self._placement.left:
-                self._placement.leave(node.node_id, f"{node.target} shuts down", now_s)
+                self._placement.leave(
+                    node.node_id, f"{node.target} shuts down", now_s, feed_pb2.LEFT_DRAINS
+                )
 
     def _look_for_silence(self, now_s: float) -> None:
         """Leave nodes that say nothing though they owe something, where there are others."""
@@ -264,6 +268,7 @@ class Failover:
                     name,
                     f"{route.node.target} has said nothing for {silent_s:.0f} s, though it owed "
                     "something",
+                    feed_pb2.LEFT_SILENT,
                 )
             elif silence.is_suspect(silent_s, OPEN_S):
                 self._ask(name, silence)
@@ -310,7 +315,8 @@ class Failover:
                     self._wake.set()
                 elif left is None and not answers and self._has_other(name):
                     target = self._nodes[name].target
-                    self._leave(name, f"{target} does not answer within {PROBE_S:.0f} s")
+                    why = f"{target} does not answer within {PROBE_S:.0f} s"
+                    self._leave(name, why, feed_pb2.LEFT_SILENT)
                 elif silence is not None and answers:
                     silence.note_answer(time.monotonic())
 
@@ -332,7 +338,8 @@ class Failover:
                 if before == reply.node:
                     return False
                 del self._refused[name]
-                self._placement.leave(name, left.why, time.monotonic())  # not for good any more
+                # Not for good any more.
+                self._placement.leave(name, left.why, time.monotonic(), left.because)
         serves = reply.log_id == session.log_id and not reply.draining
         return serves and (not session.group or reply.store == session.store)
 
@@ -342,7 +349,9 @@ class Failover:
         with self._lock:
             return any(other != name for other in self._placement.usable)
 
-    def _leave(self, name: str, why: str, *, for_good: bool = False) -> bool:
+    def _leave(
+        self, name: str, why: str, because: feed_pb2.LeftBecause, *, for_good: bool = False
+    ) -> bool:
         """Leave a node, unless it is the last that may be asked; tell whether it was left.
 
         One that refuses is left even then: others are waited for, which have only broken.
@@ -353,7 +362,7 @@ class Failover:
             if not for_good and not self._has_other(name):
                 return False
             now_s = time.monotonic()
-            self._placement.leave(name, why, now_s, for_good=for_good)
+            self._placement.leave(name, why, now_s, because, for_good=for_good)
             self._settle(now_s)
             return True
 
@@ -411,7 +420,7 @@ class Failover:
             route.until = planned.position if planned is not None and name in losing else None
             routes.append(route)
         gone = [name for name in before if name in self._left and name not in lanes]
-        self._routes.use(routes, left=len(gone))
+        self._routes.use(routes, left=[self._left[name].because for name in gone])
         self._silences = {route: self._silences.get(route) or Silence(route) for route in routes}
         if self._is_reading:
             for route in fresh:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from penstock.server.job.job import Job, find_job
 from penstock.server.pipeline.known_order import SoFar
+from penstock.server.pipeline.planner import seekable_lanes
 from penstock.server.roles.collator import ValueLayout
 from penstock.server.store.rules.arguments import check_text
 from penstock.wire import MAX_TOKEN, PROTOCOL
@@ -96,7 +97,7 @@ def describe(
     reply.batches_per_step = job.batches_per_step or 0
     reply.max_body_bytes = max_body_bytes
     reply.units.extend(job.units)
-    reply.snapshot_every = 0 if job.begins_anywhere else job.snapshot_every
+    reply.snapshot_every = 0 if all(seekable_lanes(job)) else job.snapshot_every
     if request.count and not numbered(job).is_complete and (so_far := count(job)) is not None:
         reply.counting, reply.counted_so_far = so_far.is_going_on, so_far.text
     numbering = numbered(job)

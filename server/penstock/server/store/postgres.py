@@ -495,7 +495,7 @@ class _SharedTransaction:
         self.known = KnownRows()
         self.pending: list[Change] = []
         self.few = few
-        self.writes = self.is_undone = False
+        self.writes = self.is_undone = self._is_steady = False
         self._locked = self._is_open = self._has_ended = False
 
     def take(self, changes: Sequence[Change]) -> None:
@@ -516,13 +516,13 @@ class _SharedTransaction:
 
         Args:
             queries: What that is.
-            steady: The transaction stays open. Else it has ended with its only round trip, and
-                whoever asks for more is `Unsteady`: that would be of another moment.
+            steady: The transaction stays open. Else it has ended with its only round trip, be that
+                for these or for what is asked for first, and whoever asks for more is `Unsteady`:
+                that would be of another moment.
         """
+        self._is_steady = steady
         if queries:
-            last = [] if steady else [(COMMIT, ())]
-            await self._trip((), [(BEGIN_READING, ())], queries, last)
-            self._is_open, self._has_ended = steady, not steady
+            await self._read(queries)
 
     async def ask(self, query: RowQuery) -> Any:
         """Return the answer of the database, with all that is pending written before."""
@@ -530,11 +530,21 @@ class _SharedTransaction:
         if self._has_ended:
             raise Unsteady
         if not self._is_open:
-            self._is_open = True
-            first.append((BEGIN_READING, ()))
+            (found,) = await self._read([query])
+            return found
         if any(touches(query, change) for change in self.pending):
             first += self._flushed()
         (found,) = await self._trip((), first, [query])
+        return found
+
+    async def _read(self, queries: Sequence[RowQuery]) -> list[Any]:
+        """Begin to read, with these: one statement is a transaction by itself."""
+        is_one = len(set(queries)) == 1 and not self._is_steady
+        begin, end = [(BEGIN_READING, ())], [(COMMIT, ())]
+        found = await self._trip(
+            (), [] if is_one else begin, queries, [] if is_one or self._is_steady else end
+        )
+        self._is_open, self._has_ended = self._is_steady, not self._is_steady
         return found
 
     async def draw(self, count: int) -> list[int]:

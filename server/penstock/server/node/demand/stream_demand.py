@@ -279,6 +279,7 @@ class StreamDemand:
                 del self.pending[position]
                 self.moved_at = time.monotonic()
                 entry.pins += 1
+                entry.is_given = True
                 self.taken_bytes += entry.body_bytes
                 return entry
             if entry.state is BatchState.FAILED and not blocked and fits is None:
