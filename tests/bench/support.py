@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import pytest
 import yaml
 
 HERE = Path(__file__).resolve().parent
@@ -127,6 +128,27 @@ def serving(
             process.kill()
             process.wait()
         log.close()
+
+
+@contextlib.contextmanager
+def postgresql() -> Iterator[str | None]:
+    """Give the address of a PostgreSQL of this run; None = it cannot be started.
+
+    Its data lies in the folder for temporary files, so that a commit waits for the disk.
+    """
+    sys.path.append(str(HERE.parent))
+    try:
+        import postgres
+
+        server = postgres.own_server(Path(tempfile.gettempdir()))
+    except (ImportError, pytest.skip.Exception) as error:
+        print(f"PostgreSQL is not measured: {error}")
+        yield None
+        return
+    try:
+        yield server.url
+    finally:
+        server.end()
 
 
 def corpus() -> Path:
