@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import pairwise
 
 from nodes_cost import text
 from several_nodes import MADE, Nodes, Ranks, nodes, ranks
@@ -53,7 +54,7 @@ def _measured(what: str, served: Nodes, reading: Ranks, gap_s: float | None) -> 
             served.start(number)
             time.sleep(gap_s)
         taken = reading.wait()
-    longest_s = max(b - a for each in taken for a, b in zip(each, each[1:], strict=False))
+    longest_s = max(b - a for each in taken for a, b in pairwise(each))
     delivered = sum(map(len, taken))
     made = served.settled()[MADE] - before
     again = made - delivered

@@ -15,7 +15,11 @@ from support import around, compare, corpus, interleaved, ratio, table
 
 READERS, WARM, STEPS = 8, 40, 150
 
-ONE, TWO, TWICE = "1 node of 2 workers", "2 nodes of 1 worker", "2 nodes of 2 workers, as by default"
+ONE, TWO, TWICE = (
+    "1 node of 2 workers",
+    "2 nodes of 1 worker",
+    "2 nodes of 2 workers, as by default",
+)
 
 
 def text(lanes: int = 48) -> dict[str, Any]:

@@ -33,23 +33,21 @@ ALONE, SAME, OTHER = "no commits", "commits through this node", "commits through
 
 def run(url: str) -> None:
     """Print the tables."""
-    with nodes(url, {"main": constant(1 << 18)}, 2) as served:
-        with ranks(served.addresses[:1], READERS) as reading:
-            reading.read(int(2 / STEP_S), STEP_S)
-            for title, step_s in (
-                (f"a step each {STEP_S * 1e3:.0f} ms", STEP_S),
-                ("a step as soon as its batch is there", 0.0),
-            ):
-                _print(
-                    title,
-                    interleaved(
-                        {
-                            ALONE: partial(_leg, reading, step_s, None),
-                            SAME: partial(_leg, reading, step_s, served.addresses[0]),
-                            OTHER: partial(_leg, reading, step_s, served.addresses[1]),
-                        }
-                    ),
-                )
+    with (
+        nodes(url, {"main": constant(1 << 18)}, 2) as served,
+        ranks(served.addresses[:1], READERS) as reading,
+    ):
+        reading.read(int(2 / STEP_S), STEP_S)
+        for title, step_s in (
+            (f"a step each {STEP_S * 1e3:.0f} ms", STEP_S),
+            ("a step as soon as its batch is there", 0.0),
+        ):
+            ways = {
+                ALONE: partial(_leg, reading, step_s, None),
+                SAME: partial(_leg, reading, step_s, served.addresses[0]),
+                OTHER: partial(_leg, reading, step_s, served.addresses[1]),
+            }
+            _print(title, interleaved(ways))
 
 
 def _print(title: str, results: Results) -> None:
@@ -62,15 +60,15 @@ def _print(title: str, results: Results) -> None:
         middle("batches/s", "rate", ",.0f"),
         middle("commits/s", "commits", ",.0f"),
     )
+    rows = []
+    for other in (ALONE, OTHER):
+        ratios = (ratio(results, SAME, other, key) for key in ("p50", "p99"))
+        rows.append([f"{SAME} / {other}", *ratios])
     table(
         "The same, as ratios of one round, in the middle (goal: p99 at most 1.1 of no commits)",
         ("what", "p50", "p99"),
-        [
-            (f"{SAME} / {other}", ratio(results, SAME, other, "p50"),
-             ratio(results, SAME, other, "p99"))
-            for other in (ALONE, OTHER)
-        ],
-    )  # fmt: skip
+        rows,
+    )
 
 
 def _leg(reading: Ranks, step_s: float, commits_to: str | None) -> dict[str, float]:
@@ -124,9 +122,7 @@ async def _commit(address: str) -> None:
         run = {"job": "main", "group": f"of {loop.time()}", "token": "t"}
         begun = [
             await stub.Begin(
-                cursors_pb2.BeginRequest(
-                    protocol=PROTOCOL, rank=rank, world_size=COMMITTERS, **run
-                )
+                cursors_pb2.BeginRequest(protocol=PROTOCOL, rank=rank, world_size=COMMITTERS, **run)
             )
             for rank in range(COMMITTERS)
         ]
@@ -139,12 +135,15 @@ async def _commit(address: str) -> None:
                 step += 1
                 due = start + (step + rank / COMMITTERS) * COMMITTERS / RATE
                 await asyncio.sleep(max(0.0, due - loop.time()))
-                generation = begun[rank].generation
                 await stub.Commit(
                     cursors_pb2.CommitRequest(
-                        rank=rank, step=step, **{**run, "token": begun[rank].token},
-                        generation=generation,
-                    )  # fmt: skip
+                        job=run["job"],
+                        group=run["group"],
+                        token=begun[rank].token,
+                        generation=begun[rank].generation,
+                        rank=rank,
+                        step=step,
+                    )
                 )
                 count += 1
 

@@ -67,7 +67,7 @@ def _range(rounds: Rounds, key: str) -> str:
     return spread(rounds, key, ",.2f")
 
 
-def _private_kib(pid: int) -> float:
+def private_kib(pid: int) -> float:
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return sum(
         float(line.split()[1])
@@ -76,15 +76,21 @@ def _private_kib(pid: int) -> float:
     )
 
 
-class _IdleStream:
-    """A stream that accepts nothing, on a channel of its own, as each rank has it to each node."""
+class IdleStream:
+    """A stream that accepts nothing, on a channel of its own, as each rank has it to each node.
 
-    def __init__(self, address: str, rank: int) -> None:
+    Args:
+        address: Of the node.
+        rank: Which of `world_size` ranks it is of.
+        world_size: How many ranks there are.
+    """
+
+    def __init__(self, address: str, rank: int, world_size: int = STREAMS) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
         self._channel = grpc.insecure_channel(address, options=options)
         self.requests: SimpleQueue[feed_pb2.ReadRequest | None] = SimpleQueue()
         opening = feed_pb2.Open(
-            protocol=PROTOCOL, job="main", rank=rank, world_size=STREAMS, horizon=0
+            protocol=PROTOCOL, job="main", rank=rank, world_size=world_size, horizon=0
         )
         self.requests.put(feed_pb2.ReadRequest(open=opening))
         stub = feed_pb2_grpc.FeedStub(self._channel)  # type: ignore[no-untyped-call]
@@ -112,14 +118,14 @@ def _node() -> dict[str, float]:
             for _ in range(CALLS):
                 stub.Describe(request)
             found = {"us of CPU, a Describe": (cpu_s(server) - began) / CALLS * 1e6}
-        warm = _IdleStream(address, 0)
+        warm = IdleStream(address, 0)
         warm.wait_open()
-        memory, began = _private_kib(pid), cpu_s(server)
-        streams = [_IdleStream(address, rank) for rank in range(STREAMS)]
+        memory, began = private_kib(pid), cpu_s(server)
+        streams = [IdleStream(address, rank) for rank in range(STREAMS)]
         for stream in streams:
             stream.wait_open()
         found["us of CPU, a stream that opens"] = (cpu_s(server) - began) / STREAMS * 1e6
-        found["KiB, an idle stream"] = (_private_kib(pid) - memory) / STREAMS
+        found["KiB, an idle stream"] = (private_kib(pid) - memory) / STREAMS
         began = cpu_s(server)
         time.sleep(IDLE_S)
         found["us of CPU a second, an idle stream"] = (
@@ -145,7 +151,7 @@ def _reader() -> dict[str, float]:
         port = address.rpartition(":")[2]
         request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job="main").SerializeToString()
         gc.collect()
-        memory = _private_kib(os.getpid())
+        memory = private_kib(os.getpid())
         with contextlib.ExitStack() as stack:
             began = time.process_time()
             for _ in range(CHANNELS):
@@ -153,7 +159,7 @@ def _reader() -> dict[str, float]:
                 stack.callback(transport.close)
                 transport.unary("Feed/Describe", request, 10.0)
             found = {"ms of CPU, a node that is asked first": _ms(began) / CHANNELS}
-            found["KiB, a node that is known"] = (_private_kib(os.getpid()) - memory) / CHANNELS
+            found["KiB, a node that is known"] = (private_kib(os.getpid()) - memory) / CHANNELS
     weights = {f"penstock-{number}": 16 for number in range(64)}
     began = time.process_time()
     deal(10_000, weights, salt=os.urandom(8))

@@ -1,4 +1,4 @@
-"""Nodes over one PostgreSQL, and ranks that read from all of them: what `nodes` and `idle` start."""
+"""Nodes over one PostgreSQL, and ranks that read from all of them, for `nodes` and `idle`."""
 
 from __future__ import annotations
 
