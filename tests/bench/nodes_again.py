@@ -1,6 +1,6 @@
 """How many batches three nodes make more than once, while nothing happens and through an update.
 
-Eight ranks read text at a steady pace. What was made beyond what was delivered, between two moments
+Eight ranks read small documents, packed, 32 batches a second in all. What was made beyond what was delivered, between two moments
 at which ranks have taken the same step and nothing more is made, was made again: ranks accept as
 far ahead at both. In an update each node drains, ends and starts again at its address, one after
 another; between two of them `BENCH_UPDATE_GAP_S` seconds pass, or none.
@@ -12,21 +12,28 @@ import os
 import time
 from itertools import pairwise
 
-from nodes_cost import text
 from several_nodes import MADE, Nodes, Ranks, nodes, ranks
-from support import table
+from support import HERE, table
 
 READERS, COUNT, WARM = 8, 3, 40
 STEP_S = 0.25
 QUIET_S = float(os.environ.get("BENCH_QUIET_S", "600"))
 GAP_S = float(os.environ.get("BENCH_UPDATE_GAP_S", "60"))
 
+JOB = {
+    "lanes": 48,
+    "source": {"type": "items", "items": [{"n": n} for n in range(1000)]},
+    "function": f"{HERE / 'cheap.py'}:document",
+    "batcher": {"type": "best_fit", "max_tokens": 2048},
+    "collator": {"type": "packed", "pad_to": 2048},
+}
+
 
 def run(url: str) -> None:
     """Print the table."""
     rows = []
     with (
-        nodes(url, {"main": text()}, COUNT, workers=1) as served,
+        nodes(url, {"main": JOB}, COUNT, workers=1) as served,
         ranks(served.addresses, READERS, group="run") as reading,
     ):
         reading.read(WARM)

@@ -163,6 +163,7 @@ class Ranks:
             )
             for rank in range(count)
         ]
+        self._ended = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(rank,)) for rank in range(count)]
         for thread in self._threads:
             thread.start()
@@ -175,6 +176,8 @@ class Ranks:
                     steps, step_s = leg
                     taken, began = [], time.perf_counter()
                     for step in range(steps):
+                        if self._ended.is_set():
+                            break
                         time.sleep(max(0.0, began + step * step_s - time.perf_counter()))
                         next(batches)
                         taken.append(time.perf_counter())
@@ -203,7 +206,8 @@ class Ranks:
         return self.wait()
 
     def close(self) -> None:
-        """End all."""
+        """End all, after the batch that each takes now."""
+        self._ended.set()
         for leg in self._legs:
             leg.put(None)
         for thread in self._threads:
