@@ -1,9 +1,9 @@
 """How many batches three nodes make more than once, while nothing happens and through an update.
 
-Eight ranks read small documents, packed, 32 batches a second in all. What was made beyond what was delivered, between two moments
-at which ranks have taken the same step and nothing more is made, was made again: ranks accept as
-far ahead at both. In an update each node drains, ends and starts again at its address, one after
-another; between two of them `BENCH_UPDATE_GAP_S` seconds pass, or none.
+Eight ranks read small documents, packed, 32 batches a second in all. What was made beyond what was
+delivered, between two moments at which ranks have taken the same step and nothing more is made, was
+made again: ranks accept as far ahead at both. In an update each node drains, ends and starts again
+at its address, one after another; between two of them `BENCH_UPDATE_GAP_S` seconds pass, or none.
 """
 
 from __future__ import annotations
