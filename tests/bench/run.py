@@ -59,6 +59,8 @@ NAMES = (
     "resume",
     "failover",
     "scale",
+    "nodes",
+    "idle",
     "memory",
     "reading",
     "finite",

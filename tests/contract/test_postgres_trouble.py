@@ -27,7 +27,7 @@ from penstock.server.store.rows import MetaRow
 from penstock.server.store.sqlite_schema import FORMAT
 from penstock.server.store.tables import Tables
 from penstock.server.testing.store import LOG, ask
-from penstock.wire.errors import PenstockError, StoreCorrupt, StoreUnavailable
+from penstock.wire.errors import InvalidJob, PenstockError, StoreCorrupt, StoreUnavailable
 
 SECRET = "open-sesame"
 
@@ -139,6 +139,7 @@ async def test_another_programs_schema_is_left_alone(place: tuple[str, str]) -> 
         ("ALTER TABLE {0}.cursors DROP COLUMN step", "half a store: table cursors is not as"),
         ("DELETE FROM {0}.meta WHERE key = 'uuid'", "has no identity"),
         ("UPDATE {0}.meta SET value = '99' WHERE key IN ('format', 'since')", "has format 99"),
+        ("UPDATE {0}.meta SET value = 'x' WHERE key = 'format'", "damaged (its format is 'x'"),
     ],
 )
 async def test_what_is_not_a_whole_store_is_refused(
@@ -234,6 +235,91 @@ async def test_a_database_without_room_for_connections_is_named(place: tuple[str
     said = await refusal(url.replace("postgres@", f"{role}@"))
 
     assert "raise max_connections" in said.message
+
+
+async def test_the_last_connections_are_kept_for_superusers() -> None:
+    """The server then has other words for it, and they get the same remedy."""
+    server = postgres.own_server()
+    try:
+        run_sql(server.url, "CREATE ROLE trainer LOGIN", "ALTER SYSTEM SET max_connections = 6")
+        server.stop("fast")
+        server.start()
+        url = server.url.replace("postgres@", "trainer@")
+        held = [psycopg.connect(url) for _ in range(3)]
+        said = await refusal(url)
+        for each in held:
+            each.close()
+    finally:
+        server.end()
+
+    assert "remaining connection slots are reserved" in said.message
+    assert "raise max_connections" in said.message
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("LOGIN; ALTER ROLE {0} SET statement_timeout = '1ms'", "raise statement_timeout"),
+        ("NOLOGIN", "ALTER ROLE ... LOGIN"),
+    ],
+)
+async def test_what_a_role_may_not_is_named(
+    place: tuple[str, str], setting: str, sentence: str
+) -> None:
+    """With what allows it."""
+    url, schema = place
+    role = f"r_{schema}"
+    run_sql(url, *f"CREATE ROLE {role} SUPERUSER {setting.format(role)}".split(";"))
+
+    said = await refusal(postgres.in_schema(url.replace("postgres@", f"{role}@"), schema))
+
+    assert sentence in said.message
+
+
+async def test_rights_on_tables_alone_are_too_few(place: tuple[str, str]) -> None:
+    """Numbers come from a sequence: the sentence names that, too."""
+    url, schema = place
+    await (await opened(postgres.in_schema(url, schema))).close()
+    run_sql(
+        url,
+        f"CREATE ROLE r_{schema} LOGIN",
+        f"GRANT USAGE, CREATE ON SCHEMA {schema} TO r_{schema}",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO r_{schema}",
+    )
+    store = await opened(postgres.in_schema(url.replace("postgres@", f"r_{schema}@"), schema))
+    with pytest.raises(StoreUnavailable) as said:
+        await store.begin(ask())
+    await store.close()
+
+    assert "permission denied for sequence" in said.value.message
+    assert "all its tables and sequences" in said.value.message
+
+
+async def test_each_of_several_hosts_is_named_once() -> None:
+    """With its own port, as the address has it."""
+    first, second = ports.free_port(), ports.free_port()
+    said = await refusal(f"postgresql://u:{SECRET}@127.0.0.1:{first},127.0.0.1:{second}/base")
+
+    assert f"the store postgresql://127.0.0.1:{first},127.0.0.1:{second}/base (" in said.message
+    assert "no host of several can be used" in said.message
+    assert said.message.count(f"port {second} failed") == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("postgresql://u:{0}@h/base?sslmod=require", "libpq has no parameter 'sslmod'"),
+        ("postgresql://u:{0}%zz@h/base", "libpq cannot read it"),
+        ("postgres:/u:{0}@h/base", "is not an address of PostgreSQL"),
+    ],
+)
+def test_what_is_not_an_address_is_said_without_its_password(url: str, sentence: str) -> None:
+    """Only the name of a parameter is repeated."""
+    with pytest.raises(InvalidJob) as said:
+        open_store(url.format(SECRET), Path())
+
+    assert sentence in said.value.message
+    assert SECRET not in said.value.message
 
 
 async def test_a_store_of_another_identity_is_refused_at_every_connection(

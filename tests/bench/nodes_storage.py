@@ -1,0 +1,70 @@
+"""What several nodes read from storage, beside what one reads for the same batches.
+
+Each case is read from step 0 by one, two and four nodes; bytes are those that nodes count as read
+from storage, when nothing more is made. `drawn` is what the items of all batches hold.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from node_memory import MIB, _blocks
+from nodes_cost import text
+from several_nodes import DRAWN, READ, nodes, ranks
+from support import HERE, table
+
+READERS, STEPS, COUNTS = 8, 144, (1, 2, 4)
+
+
+def run(url: str) -> None:
+    """Print the table."""
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="pst-") as folder:
+        for name, job in _cases(Path(folder)).items():
+            found = {count: _read(url, job, count) for count in COUNTS}
+            alone, drawn = found[1]
+            rows.append(
+                [
+                    name,
+                    f"{alone / MIB:,.0f} MiB",
+                    f"{alone / drawn:.2f}",
+                    *(f"{found[count][0] / alone:.2f}x" for count in COUNTS[1:]),
+                ]
+            )
+    table(
+        f"Read from storage for the same {READERS * STEPS:,} batches (goal: at most 1.15x)",
+        ("job", "1 node", "read / drawn", *(f"{count} nodes" for count in COUNTS[1:])),
+        rows,
+    )
+
+
+def _cases(folder: Path) -> dict[str, dict[str, Any]]:
+    blocks = _blocks(folder / "blocks.parquet", 192, MIB)
+    rows = {
+        "source": {"type": "parquet", "files": str(blocks)},
+        "function": f"{HERE / 'cheap.py'}:array_of",
+        "batch_size": 32,
+    }
+
+    def grouped(groups: int) -> dict[str, Any]:
+        return {**rows, "distributor": {"type": "map", "reading_groups": groups}}
+
+    return {
+        "48 lanes in 16 groups": {**grouped(16), "lanes": 48},
+        "48 lanes, groups by default": {**rows, "lanes": 48},
+        "12 lanes in 4 groups": {**grouped(4), "lanes": 12},
+        "48 lanes in 48 groups": {**grouped(48), "lanes": 48},
+        "text, 48 lanes, groups by default": text(),
+    }
+
+
+def _read(url: str, job: dict[str, Any], count: int) -> tuple[int, int]:
+    with (
+        nodes(url, {"main": job}, count) as served,
+        ranks(served.addresses, READERS) as reading,
+    ):
+        reading.read(STEPS)
+        found = served.settled()
+        return found[READ], found[DRAWN]
