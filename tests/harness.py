@@ -56,6 +56,7 @@ class Server:
         flags: Further flags.
         environment: Variables that are other than here; with them, a fresh interpreter.
         folder: Where it runs; None = here.
+        python: What runs it; None = the Python of the tests.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Server:
         *flags: str,
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
+        python: Path | None = None,
     ) -> None:
         self.file = file
+        self.python = str(python or sys.executable)
         self.environment, self.folder = {**ENVIRONMENT, **(environment or {})}, folder
         self.command = ["penstock.server.cli", "serve", str(file), *flags]
         self.lines: list[str] = []
@@ -77,7 +80,7 @@ class Server:
         """Start the process; return when it is ready."""
         folder = str(self.folder or Path.cwd())
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *self.command],
+            [self.python, "-m", *self.command],
             stderr=subprocess.PIPE,
             text=True,
             env=self.environment,

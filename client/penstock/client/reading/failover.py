@@ -121,6 +121,7 @@ class Failover:
         self._made: object = None  # what routes were made of last
         self._is_reading = False
         self._looked_s = time.monotonic()
+        self._next_look_s = TICK_S
         self._boundary: int | None = None  # where something is planned; looked at without the lock
         self._lock = threading.RLock()
         self._wake, self._closed = threading.Event(), threading.Event()
@@ -212,7 +213,7 @@ class Failover:
     def _run(self) -> None:
         try:
             while not self._closed.is_set():
-                self._wake.wait(TICK_S)
+                self._wake.wait(self._next_look_s)
                 self._wake.clear()
                 if self._closed.is_set() or self._slots.arrivals.is_complete:
                     return
@@ -257,6 +258,7 @@ class Failover:
 
     def _look_for_silence(self, now_s: float) -> None:
         """Leave nodes that say nothing though they owe something, where there are others."""
+        self._next_look_s = TICK_S
         for route in self._routes.routes:
             silence = self._silences.get(route)
             name = route.node.node_id
@@ -272,6 +274,8 @@ class Failover:
                 )
             elif silence.is_suspect(silent_s, OPEN_S):
                 self._ask(name, silence)
+            elif silent_s:  # ranks wait meanwhile: not longer than that
+                self._next_look_s = min(self._next_look_s, max(0.01, SILENT_S - silent_s))
 
     # --- nodes that were left, or may have to be ---
 
