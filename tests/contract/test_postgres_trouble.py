@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import pwd
@@ -20,8 +21,9 @@ import ports
 import postgres
 from penstock.server.store import Store, open_store
 from penstock.server.store.about import About
-from penstock.server.store.postgres import LOCK, UNLOCK, PostgresStore
-from penstock.server.store.postgres_opening import upgrade
+from penstock.server.store.postgres import PostgresStore
+from penstock.server.store.postgres_locks import LOCK, UNLOCK
+from penstock.server.store.postgres_opening import lock_number, upgrade
 from penstock.server.store.postgres_place import LOCK_S
 from penstock.server.store.rows import MetaRow
 from penstock.server.store.sqlite_schema import FORMAT
@@ -415,8 +417,6 @@ async def test_a_node_that_holds_a_group_and_hangs_is_named(place: tuple[str, st
     store, other = await opened(own), await opened(own)
     await store.begin(ask())
     await store.begin(ask(group="free"))
-    from penstock.server.store.postgres_opening import lock_number
-
     with psycopg.connect(url, autocommit=True) as hung:
         number = lock_number(store.uuid, ("group", "code", "run"))
         hung.execute("SELECT pg_advisory_lock(%s::bigint)", (number,))
@@ -472,6 +472,43 @@ async def test_a_node_that_is_stopped_between_its_lock_and_its_transaction_is_en
             other.execute(UNLOCK)
             held = other.execute("SHOW idle_session_timeout").fetchone()
             assert held == ("0",)
+
+
+async def test_a_node_that_is_cut_off_in_the_middle_of_a_pipeline_is_ended(
+    place: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server takes a session for active that has read a part of what its node sends together.
+
+    No timeout of the server ends it, so a node that waits for its lock does.
+    """
+    monkeypatch.setattr("penstock.server.store.postgres_locks.UNHEARD_S", 0.3)
+    url, schema = place
+    store = await opened(postgres.in_schema(url, schema))
+    await store.begin(ask())
+    await store.begin(ask(group="other"))
+    number = lock_number(store.uuid, ("group", "code", "run"))
+    elsewhere = lock_number(store.uuid, ("group", "code", "idle"))
+    with (
+        contextlib.closing(psycopg.connect(url, autocommit=True)) as cut,
+        contextlib.closing(psycopg.connect(url, autocommit=True)) as held,
+    ):
+        for session, of_group in ((cut, number), (held, elsewhere)):
+            session.execute(LOCK, ([of_group],))
+            session.pgconn.enter_pipeline_mode()
+            session.pgconn.send_query_params(b"BEGIN", [])
+            session.pgconn.send_flush_request()
+            session.pgconn.flush()  # and its Sync is lost
+
+        with pytest.raises(StoreUnavailable, match="another node has held the same group"):
+            await store.commit("code", "run", "t1", 1, 0, 1)
+        assert (await store.commit("code", "run", "t1", 1, 0, 1)).row == 1
+        with psycopg.connect(url, autocommit=True) as looks:
+            alive = looks.execute(
+                "SELECT pid FROM pg_stat_activity WHERE pid = ANY(%s)",
+                ([cut.info.backend_pid, held.info.backend_pid],),
+            ).fetchall()
+        assert alive == [(held.info.backend_pid,)], "one that holds up nobody is left alone"
+    await store.close()
 
 
 async def test_a_server_that_restarts_loses_no_answered_commit() -> None:

@@ -18,13 +18,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import psycopg
-from psycopg import AsyncConnection, AsyncPipeline
+import structlog
+from psycopg import AsyncConnection, AsyncPipeline, errors
 from typing_extensions import override
 
 from penstock.server.store import postgres_opening as opening
 from penstock.server.store import postgres_sql as sql
 from penstock.server.store.about import About
 from penstock.server.store.contract import Store
+from penstock.server.store.postgres_locks import LOCK, UNLOCK, end_unheard
 from penstock.server.store.postgres_place import PostgresPlace, lost, of_a_moment
 from penstock.server.store.postgres_sql import RowQuery
 from penstock.server.store.postgres_tables import (
@@ -41,6 +43,8 @@ from penstock.server.store.transacting import Transaction
 from penstock.wire.errors import PenstockError, StoreUnavailable
 
 T = TypeVar("T")
+
+logger = structlog.get_logger("penstock.store")
 
 AGAIN_S = 5.0
 """For how long a call is tried again before its error is told, as SQLite waits for a lock."""
@@ -242,6 +246,8 @@ class _Queue:
             except Exception as error:
                 unconnected = self._connection is None
                 await self._settle(error)
+                if isinstance(error, errors.LockNotAvailable):
+                    await self._end_unheard(tasks)
                 named = error if isinstance(error, PenstockError) else self._place.named(error)
                 again = of_a_moment(error) or lost(error) or isinstance(error, StoreUnavailable)
                 if named is None and len(tasks) > 1 and not unconnected:
@@ -264,13 +270,11 @@ class _Queue:
             return []
         batch = _SharedTransaction(await self._connected(), self._place, few=len(tasks) < FEW)
         alone = tasks[0].alone
-        keys = {key for task in tasks for key in task.about.keys}
         asked = [] if alone else [q for task in tasks for q in self._asked.get(_name(task), ())]
         if self._reads:
             await batch.begin_reading(asked, any(task.steady for task in tasks))
         else:
-            numbers = sorted(opening.lock_number(self._store.uuid, key) for key in keys)
-            await batch.begin(numbers, asked)
+            await batch.begin(self._locks(tasks), asked)
         done: list[tuple[_Call, Any]] = []
         failed: list[tuple[_Call, BaseException]] = []
         later: list[_Call] = []
@@ -305,6 +309,29 @@ class _Queue:
         for task, failure in failed:
             task.fail(failure)
         return later
+
+    def _locks(self, tasks: Iterable[_Call]) -> list[int]:
+        """Return the numbers of the locks that calls need, in the order of all nodes."""
+        keys = {key for task in tasks for key in task.about.keys}
+        return sorted(opening.lock_number(self._store.uuid, key) for key in keys)
+
+    async def _end_unheard(self, tasks: Iterable[_Call]) -> None:
+        """End the sessions of nodes that hold what calls wait for, and are not heard of."""
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            async with asyncio.timeout(TRIP_S):
+                ended = await connection.execute(*end_unheard(self._locks(tasks)))
+                await connection.sync()
+                if ended.rowcount:
+                    logger.warning(
+                        "ended the session of a node that held others up and was not heard of",
+                        store=self._place.where,
+                        sessions=ended.rowcount,
+                    )
+        except (psycopg.Error, TimeoutError) as error:  # say, it has another role
+            await self._settle(error)
 
     async def _end(self, batch: _SharedTransaction, *, forced: bool) -> None:
         if self._reads or batch.is_undone or not (batch.writes or batch.pending or forced):
@@ -468,13 +495,6 @@ class Unsteady(BaseException):
 
 
 COMMIT = "COMMIT"
-# A node that is stopped between its lock and its transaction holds others up no longer than one
-# that is stopped within: else the session is idle, and may be so for ever.
-LOCK = (
-    "SELECT pg_advisory_lock(number), set_config('idle_session_timeout', '10000', false) "
-    "FROM unnest(%s::bigint[]) AS number"
-)
-UNLOCK = "SELECT pg_advisory_unlock_all(), set_config('idle_session_timeout', '0', false)"
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ"
 BEGIN_READING = BEGIN + " READ ONLY"
 
