@@ -65,7 +65,7 @@ def index_video(medium: Medium) -> VideoIndex:
         video.close()
     video = OpenVideo(medium)
     try:
-        if tells_order(video, found):
+        if says_times := tells_order(video, found):
             shown = by_packets(found)
         else:
             shown = by_decoding(video, found)
@@ -89,6 +89,7 @@ def index_video(medium: Medium) -> VideoIndex:
         first_numbers=_first_numbers(starts, found, shown),
         places=found.places if is_told_apart else np.empty(0, np.int64),
         decoding_times=_sought_times(found),
+        says_times=says_times and container != "avi",
         broken=found.broken,
         **look._asdict(),
     )

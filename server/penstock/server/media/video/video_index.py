@@ -63,6 +63,7 @@ class VideoIndex:
         places: int64 (p,), where each of the p packets lies in the file, in bytes; empty = that
             does not tell packets apart, so that the file is always read from its beginning.
         decoding_times: int64 (p,), when each packet is decoded, in ticks: what is sought.
+        says_times: Each packet says when its frame is shown; else times were counted.
         pixel_format: Of coded pictures, as libav names it, such as `yuv420p`.
         matrix: By which they become RGB: `bt601`, `bt709`, `bt2020`, `fcc`, `smpte240m`, `rgb`.
         full_range: Values span 0 to 255, not 16 to 235 (luma) and 16 to 240 (chroma).
@@ -86,6 +87,7 @@ class VideoIndex:
     first_numbers: Integers
     places: Integers
     decoding_times: Integers
+    says_times: bool
     pixel_format: str
     matrix: str
     full_range: bool
