@@ -228,7 +228,7 @@ def _by_swscale(
         frame,
         format="rgb24",
         src_colorspace=_SWS_MATRICES[matrix],
-        dst_colorspace=_SWS_MATRICES[matrix],
+        dst_colorspace=_SWS_MATRICES[Matrix.BT601],  # PyAV 15 and 16 skip equal ones; RGB has none
         src_color_range=_FULL if full_range else _LIMITED,
         interpolation=flags,
         **_one_thread(),
