@@ -158,6 +158,8 @@ class FrameDecoder:
         while not is_given:
             at = self._next
             packet = self._take()
+            if packet is not None and 0 <= index.numbers[at] < self._first_sure:
+                continue  # it needs what lies before the start, and nothing later needs it
             self._is_fed = True
             try:
                 frames = self._video.decode(packet, at)
