@@ -7,7 +7,8 @@ matrix, range and size that it meets, and computes by numpy where they differ. S
 version of libav nor the processor decides a byte. (PyAV 17.0 does not hand BT.2020 on, for one.)
 
 Rates of one core, 640 x 480: libswscale 0.17 ms, numpy 1.6 ms; SWS_ACCURATE_RND with
-SWS_FULL_CHR_H_INT and SWS_BITEXACT takes 1.9 to 2.5 ms, where decoding the frame takes 0.6.
+SWS_FULL_CHR_H_INT and SWS_BITEXACT takes 1.9 to 2.5 ms, where decoding the frame takes 0.6. It
+stretches the chroma of odd sizes, too, and overflows: where a colour is above 511 it gives 0.
 
 What else decoders give is read by numpy: 4:2:2, 4:4:4, 9 to 16 bits (rounded to 8, without
 dither or tone mapping), grey and planar RGB.
@@ -233,7 +234,7 @@ def _by_swscale(
         interpolation=flags,
         **_one_thread(),
     )
-    found: Levels = made.to_ndarray()
+    found: Levels = np.ascontiguousarray(made.to_ndarray())  # its rows may be padded
     return found
 
 
