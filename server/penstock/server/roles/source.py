@@ -11,6 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 from penstock.server.roles.condition import Condition, Kept
+from penstock.server.roles.episode_table import EpisodeTable
 from penstock.server.roles.reading import Blocks
 from penstock.server.roles.role import Role, asked
 from penstock.server.roles.stream_rows import ShardRows
@@ -227,6 +228,13 @@ class IndexedSource(Source):
 
     def blocks(self) -> Blocks | None:
         """Return the storage blocks; None = random access is cheap."""
+        return None
+
+    def episodes(self) -> EpisodeTable | None:
+        """Return which items make an episode each; None = they are not known to belong together.
+
+        The same in every process, and part of what `fingerprint` identifies.
+        """
         return None
 
     def keep_blocks(self, count: int) -> None:  # optional
