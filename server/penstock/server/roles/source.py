@@ -230,7 +230,7 @@ class IndexedSource(Source):
         """Return the storage blocks; None = random access is cheap."""
         return None
 
-    def episodes(self) -> EpisodeTable | None:
+    def episode_table(self) -> EpisodeTable | None:
         """Return which items make an episode each; None = they are not known to belong together.
 
         The same in every process, and part of what `fingerprint` identifies.
