@@ -124,6 +124,10 @@ class Source(Role, ABC):
         """Return a sentence about content that `fingerprint` does not tell, or None."""
         return None
 
+    def remarks(self) -> list[str]:
+        """Return sentences about what is left out, and what reading costs that it need not."""
+        return []
+
     def check_identity(self) -> None:
         """Refuse invalid parameters, without the fingerprint, which reads data."""
         self.content()
