@@ -21,7 +21,12 @@ IMPORTED: dict[str, dict[str, str]] = {
         "hf": "datasets",
         "hf_stream": "datasets",
     },
-    "processor": {"tokenize": "tokenizers", "chat": "tokenizers", "sound": "soundfile"},
+    "processor": {
+        "tokenize": "tokenizers",
+        "chat": "tokenizers",
+        "sound": "soundfile",
+        "video": "av",
+    },
 }
 """By kind of role and `type:`, the package or module that takes longest to import."""
 
