@@ -37,7 +37,7 @@ class RobotFolder:
         group_rows: Rows of each row group; None = one group per file, 0 = one per episode.
         extra: Columns more of the tables, by name: a value of each frame.
         declared: Features more: what `info.json` says of them, and a value of each frame.
-        lengths_recorded: Frames that a camera's span has; by default those of its episode.
+        compression: Of the tables.
     """
 
     lengths: Sequence[int] = (7, 4, 9, 1, 6)
@@ -48,6 +48,7 @@ class RobotFolder:
     group_rows: int | None = 0
     extra: dict[str, Callable[[int], Any]] = field(default_factory=dict)
     declared: dict[str, tuple[dict[str, Any], Callable[[int], Any]]] = field(default_factory=dict)
+    compression: str = "snappy"
 
     @property
     def frames(self) -> int:
@@ -126,11 +127,13 @@ class RobotFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         table = self.table(episodes)
         if self.group_rows is None:
-            pq.write_table(table, path, row_group_size=1 << 20)
+            pq.write_table(table, path, row_group_size=1 << 20, compression=self.compression)
         elif self.group_rows:
-            pq.write_table(table, path, row_group_size=self.group_rows)
+            pq.write_table(
+                table, path, row_group_size=self.group_rows, compression=self.compression
+            )
         else:
-            with pq.ParquetWriter(path, table.schema) as writer:
+            with pq.ParquetWriter(path, table.schema, compression=self.compression) as writer:
                 for episode in episodes:
                     writer.write_table(self.table([episode]))
 

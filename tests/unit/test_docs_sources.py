@@ -18,6 +18,7 @@ import yaml
 from penstock.server.config.location import Location
 from penstock.server.jobs.registry import KINDS, build
 from penstock.server.sources import BUILTIN_SOURCES
+from robots import RobotFolder
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
 FORMATS = Path(__file__).parents[1] / "data" / "formats"

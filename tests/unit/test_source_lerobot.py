@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from robots import CAMERAS, TASKS, RobotFolder
 
+from penstock.server.config.location import Location
+from penstock.server.jobs.registry import KINDS, build
 from penstock.server.roles.condition import Condition
 from penstock.server.sources import LerobotSource
 from penstock.wire.errors import BadItem, InvalidJob
+from robots import CAMERAS, TASKS, RobotFolder
 
 LAYOUTS = ("v2.1", "v3.0")
 GROUPS = (0, None, 4)
@@ -125,7 +127,7 @@ def test_items_have_the_keys_shapes_and_dtypes_of_the_map_style_reader(folder: P
         "next.reward": ("float32", ()),
         "next.done": ("bool", (2,)),
         "timestamp": ("float32", ()),
-        **{name: ("int64", ()) for name in numbers},
+        **dict.fromkeys(numbers, ("int64", ())),
     }
 
 
@@ -392,3 +394,24 @@ def test_a_folder_is_read_from_a_url(folder: Path) -> None:
 
     assert source.fetch([7])[0]["action"].tolist() == [action(7), action(8)]
     memory.rm("/robots", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("buffer_size", "distributor: {type: episodes, pool: 1024}"),
+        ("rng", "seed: of the job"),
+        ("max_num_shards", "no number of them limits mixing"),
+        ("delta_timestamp", "did you mean delta_timestamps?"),
+    ],
+)
+def test_settings_of_other_readers_are_refused_with_their_replacement(
+    folder: Path, name: str, instead: str
+) -> None:
+    spec = {"type": "lerobot", "root": str(folder), name: 100}
+
+    with pytest.raises(InvalidJob) as caught:
+        build(KINDS["source"], spec, Location("job.yaml", folder, ("source",)))
+
+    assert f"source.{name} is not a parameter of lerobot: " in caught.value.message
+    assert instead in caught.value.message

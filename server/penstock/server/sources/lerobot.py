@@ -33,6 +33,29 @@ from penstock.server.sources.requirements import check_indices
 from penstock.server.sources.row_groups import RowGroup, RowGroupReader
 from penstock.wire.errors import InvalidJob
 
+_POOL = "distributor: {type: episodes, pool: 1024} mixes frames of so many whole episodes"
+_ORDER = "seed: of the job and its distributor decide the order, and nothing is drawn at random"
+_ANY = "files and row groups are read wherever frames lie, and no number of them limits mixing"
+_NODE = "windows and rows are read as batches are planned, and the node has the workers"
+REPLACED = {
+    "buffer_size": _POOL,
+    "episode_pool_size": _POOL,
+    "frame_shuffle_buffer_size": _POOL,
+    "shuffle": _POOL,
+    "rng": _ORDER,
+    "seed": _ORDER,
+    "max_num_shards": _ANY,
+    "max_buffer_input_shards": _ANY,
+    "validate_row_groups": "penstockd validate looks at them, and penstockd reshard mends them",
+    "streaming": _NODE,
+    "repo_id": 'root names the folder or its URL, such as "hf://datasets/OWNER/NAME"',
+    "revision": 'root names it, as in "hf://datasets/OWNER/NAME@REVISION"',
+    "data_files_root": "data_root names where data and videos lie",
+    "video_backend": "the processor decodes: its decoder says by what",
+    "image_transforms": "the processor resizes and crops pictures",
+}
+"""Settings of LeRobot's readers, with what takes their place."""
+
 
 @declared
 class LerobotSource(FileBlocks):
@@ -67,6 +90,7 @@ class LerobotSource(FileBlocks):
     version: ClassVar[int | str | None] = 1
     suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
     path_params: ClassVar[tuple[str, ...]] = ("root", "data_root")
+    replaced_params: ClassVar[Mapping[str, str]] = REPLACED
 
     root: str
     _: KW_ONLY
@@ -271,7 +295,10 @@ class LerobotSource(FileBlocks):
     # --- conditions ---
 
     def has_column(self, name: str) -> bool:
-        """Tell whether items can be chosen by a key: the task, and single numbers and texts."""
+        """Tell whether items can be chosen by a key: the task, and single numbers and texts.
+
+        Of a key with a window, the frame's own value counts.
+        """
         if name == TASK:
             return True
         found = self.meta.info.features.get(name)
