@@ -102,7 +102,8 @@ class FrameItems:
         """Return the video that shows some frames of an episode, and when in it."""
         at = int(self._chosen[episode])
         begin_s = float(self._meta.episodes.cameras[camera].begin_s[at])
-        times = begin_s + np.atleast_1d(frames) / self._meta.info.fps
+        # In Python's numbers, so that a job without a decoder can send them.
+        times = (begin_s + np.atleast_1d(frames) / self._meta.info.fps).tolist()
         return {"path": self._meta.video_file(camera, at), "times": times}
 
     def _task(self, number: int, index: int) -> str:
