@@ -37,6 +37,10 @@ class FrameTables:
         # All of them: where an episode lies in a table, those before it decide.
         self._below = [meta.data_file(at)[cut:] for at in range(len(meta.episodes))]
         self.wanted = list(dict.fromkeys(self._below[at] for at in chosen.tolist()))
+        numbers = {name: shard for shard, name in enumerate(self.wanted)}
+        self._shards = np.array([numbers.get(name, -1) for name in self._below], np.int64)
+        self._order = np.lexsort((meta.episodes.first, self._shards))
+        self._sorted = self._shards[self._order]
 
     def files(self, found: FileSet, where: str) -> list[DataFile]:
         """Return the files of the tables.
@@ -58,37 +62,52 @@ class FrameTables:
                 )
         return [by_name[name] for name in self.wanted]
 
-    def places(
-        self, files: Sequence[DataFile], groups: Sequence[Sequence[int]]
-    ) -> tuple[Ints, Ints]:
-        """Return of each chosen episode the number of its table, and its first row there.
+    def episodes_in(self, shard: int) -> Ints:
+        """Return the places in `meta.episodes` of those that lie in a table, in its order.
 
-        Episodes lie in a table in the order of their `index`.
+        Episodes lie in a table in the order of their `index`, those that are not chosen, too.
+
+        Args:
+            shard: The number of the table in `wanted`.
+        """
+        first, last = np.searchsorted(self._sorted, [shard, shard + 1])
+        return self._order[first:last]
+
+    def check(self, shard: int, file: DataFile, rows: int) -> Ints:
+        """Return the frames of each episode in a table, in its order: int64 (episodes,).
+
+        Args:
+            shard: The number of the table in `wanted`.
+            file: The table.
+            rows: How many rows it holds.
+
+        Raises:
+            InvalidJob: It holds another number of frames than its episodes have.
+        """
+        lengths = self._meta.episodes.lengths[self.episodes_in(shard)]
+        if rows != (expected := int(lengths.sum())):
+            raise invalid_root(
+                f"{file.path} holds {rows} frames, and meta/episodes has {len(lengths)} episodes "
+                f"of {expected} frames in it: one of them is of another version of the folder; "
+                "copy both"
+            )
+        return lengths
+
+    def places(self, files: Sequence[DataFile], rows: Sequence[int]) -> tuple[Ints, Ints]:
+        """Return of each chosen episode the number of its table, and its first row there.
 
         Args:
             files: The tables.
-            groups: Of each how many rows its row groups hold.
+            rows: How many rows each holds.
 
         Raises:
             InvalidJob: A table holds another number of frames than its episodes have.
         """
-        recorded = self._meta.episodes
-        numbers = {name: shard for shard, name in enumerate(self.wanted)}
-        shards = np.array([numbers.get(name, -1) for name in self._below], np.int64)
-        rows = np.zeros(len(recorded), np.int64)
-        order = np.lexsort((recorded.first, shards))
-        bounds = np.searchsorted(shards[order], np.arange(len(files) + 1))
+        found = np.zeros(len(self._meta.episodes), np.int64)
         for shard, file in enumerate(files):
-            own = order[bounds[shard] : bounds[shard + 1]]
-            ends = np.cumsum(recorded.lengths[own])
-            rows[own] = ends - recorded.lengths[own]
-            if (held := sum(groups[shard])) != ends[-1]:
-                raise invalid_root(
-                    f"{file.path} holds {held} frames, and meta/episodes has {len(own)} episodes "
-                    f"of {ends[-1]} frames in it: one of them is of another version of the "
-                    "folder; copy both"
-                )
-        return shards[self._chosen], rows[self._chosen]
+            lengths = self.check(shard, file, rows[shard])
+            found[self.episodes_in(shard)] = np.cumsum(lengths) - lengths
+        return self._shards[self._chosen], found[self._chosen]
 
 
 def undeclared(

@@ -64,7 +64,7 @@ class LerobotSource(FileBlocks):
     An item is a frame, with the keys, shapes and dtypes that LeRobot's own reader gives: numbers
     as arrays of their declared shape, floats as float32 and ints as int64, shape (1,) as a single
     number; `task` as text. Pictures that lie in the table are media: `bytes` and `path`. A camera
-    of videos is a reference: `path` of the file, relative to `data_root`, and `times`, the seconds
+    of videos is a reference: `path` of the file, relative to `video_root`, and `times`, the seconds
     in it at which the frames are shown.
 
     Args:
@@ -78,6 +78,7 @@ class LerobotSource(FileBlocks):
         tolerance_s: How far an offset of a window may lie from a frame, in seconds. Larger ones
             round offsets that were meant for another rate.
         data_root: Where `data` and `videos` lie, if not in `root`: a folder or a URL.
+        video_root: Where `videos` lies, if not in `data_root`.
 
     Raises:
         InvalidJob: It is not a LeRobot folder, it is incomplete, or a parameter names what is not
@@ -89,7 +90,7 @@ class LerobotSource(FileBlocks):
     type_name: ClassVar[str] = "lerobot"
     version: ClassVar[int | str | None] = 1
     suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
-    path_params: ClassVar[tuple[str, ...]] = ("root", "data_root")
+    path_params: ClassVar[tuple[str, ...]] = ("root", "data_root", "video_root")
     replaced_params: ClassVar[Mapping[str, str]] = REPLACED
 
     root: str
@@ -99,6 +100,7 @@ class LerobotSource(FileBlocks):
     features: Sequence[str] | None = None
     tolerance_s: float = TOLERANCE_S
     data_root: str | None = None
+    video_root: str | None = None
 
     def __post_init__(self) -> None:
         self._check_parameters()
@@ -119,11 +121,10 @@ class LerobotSource(FileBlocks):
         self._take_groups()
 
     def _check_parameters(self) -> None:
-        for name in ("root", "data_root"):
+        for name in self.path_params:
             value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                if name == "data_root" and value is None:
-                    continue
+            may_be_none = name != "root"
+            if not (value is None and may_be_none) and not (isinstance(value, str) and value):
                 raise InvalidJob(
                     f"{name} is {shown(value)}: give a folder or a URL", key=f"source.{name}"
                 )
@@ -178,7 +179,8 @@ class LerobotSource(FileBlocks):
         self.note_all(self._footers.note, LOOKERS)
         self._rows = [self._footers.noted(file).rows for file in self.shards]
         lengths = self.meta.episodes.lengths[self._chosen]
-        self._frames = FramePlaces(*tables.places(self.shards, self._rows), lengths, self._rows)
+        places = tables.places(self.shards, [sum(rows) for rows in self._rows])
+        self._frames = FramePlaces(*places, lengths, self._rows)
 
     def _take_groups(self) -> None:
         self.places, self.block_items = self._frames.places, self._frames.block_items
@@ -244,7 +246,7 @@ class LerobotSource(FileBlocks):
 
     def media_dirs(self) -> dict[str, str]:
         """Return the folder that videos are relative to."""
-        return {"": self._data_root}
+        return {"": (self.video_root or self._data_root).rstrip("/")}
 
     def hand_over(self) -> list[Catalog]:
         """Return what is known of the files, for the workers of this node."""
