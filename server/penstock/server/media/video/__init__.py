@@ -9,7 +9,7 @@ of decoded frames. `VideoFrames.frames(medium, index, numbers)` gives `DecodedFr
 `rgb24()` and `yuv420p()` are the pixels as they are shown, with rotation applied.
 
     index = index_video(medium)
-    frames = VideoFrames(decoders=64, frame_bytes=256 << 20)
+    frames = VideoFrames(decoders=64, decoder_bytes=1 << 30, frame_bytes=256 << 20)
     numbers = [index.number_at(time_s, tolerance_s=1e-4) for time_s in (0.0, 0.1)]
     pixels = [frame.rgb24() for frame in frames.frames(medium, index, numbers)]
 

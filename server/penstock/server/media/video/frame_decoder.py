@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from penstock.server.media.bad_video import BadVideo
 from penstock.server.media.medium import Medium
@@ -16,6 +18,9 @@ MOST_PASSED = 32
 
 class FrameDecoder:
     """Gives frames of one video by number.
+
+    A frame's bytes depend on its file alone: decoding begins at a start, from which libav gives
+    the same as from the file's beginning, and every frame carries the number of its packet.
 
     Args:
         medium: The file.
@@ -31,41 +36,51 @@ class FrameDecoder:
 
     def __init__(self, medium: Medium, index: VideoIndex) -> None:
         self._index, self._medium = index, medium
-        self._video = OpenVideo(medium)
+        self.decoded = 0
+        self._open()
+
+    def _open(self) -> None:
+        self._video = OpenVideo(self._medium)
         self._packets = self._video.packets()
         self._next = 0  # the packet that the container gives next
-        self._start = -1  # the place of the start since which it decodes; -1 = of none
-        self._inside: set[int] = set()  # numbers of frames whose packets the decoder holds
-        self._is_flushed = False
-        self.decoded = 0
+        self._is_fed = False  # the decoder was given packets since it was opened, or emptied
+        self._first_sure = -1  # the first frame that decoding since its last start gives; -1 = none
+        self._inside: set[int] = set()  # packets that the decoder holds, and has given no frame of
 
     def frames(self, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        """Yield frames in one pass, in presentation order.
+        """Yield frames, decoded in one pass.
 
         Args:
             numbers: Which, rising.
 
         Yields:
-            A number, and the frame of PyAV.
+            A number, and the frame of PyAV; all that are wanted, in any order, and others that
+            were decoded on the way.
 
         Raises:
             BadVideo: One cannot be decoded; it says which.
-            SourceUnavailable, SourceChanged: As `Medium.at`.
+            BadItem, SourceUnavailable, SourceChanged: As `Medium.at`.
         """
-        wanted = set(numbers)
         given: set[int] = set()
-        for number in numbers:
-            if number in given:
-                continue
-            self._approach(number)
-            found: set[int] = set()
-            for place, frame in self._decode_until(number):
-                found.add(place)
-                if place in wanted:
-                    yield place, frame
-            given |= found
-            if number not in found:
-                raise BadVideo(self._lacks(number))
+        try:
+            for number in numbers:
+                if number in given:
+                    continue
+                self._approach(number)
+                for found, frame in self._until(number):
+                    given.add(found)
+                    yield found, frame
+                if number not in given:
+                    raise BadVideo("its packet gives no picture, or one that is damaged")
+        except BadVideo as error:
+            self._first_sure = -1
+            raise BadVideo(
+                f"frame {number:,} of {len(self._index):,}, shown at "
+                f"{self._index.times_s[number]:.3f} s, cannot be decoded: {error}"
+            ) from error
+        except BaseException:  # the storage's, or whoever takes the frames stops
+            self._first_sure = -1
+            raise
 
     def close(self) -> None:
         """Close the file."""
@@ -74,46 +89,99 @@ class FrameDecoder:
     # --- where it stands ---
 
     def _approach(self, number: int) -> None:
-        """Go to where decoding gives a frame with the fewest packets."""
+        """Go to where decoding gives a frame after the fewest packets."""
         index = self._index
-        packet, place = int(index.packets[number]), index.start_of(number)
-        start = int(index.starts[place])
-        can_go_on = (
-            self._start >= 0
-            and not self._is_flushed
-            and (number in self._inside or self._next <= packet)
-            and int(index.first_numbers[self._start]) <= number
-        )
-        if can_go_on and (self._next > start or number in self._inside):
+        place = index.start_of(number)
+        start, packet = int(index.starts[place]), int(index.packets[number])
+        goes_on = 0 <= self._first_sure <= number and self._next >= start
+        if goes_on and (packet in self._inside or self._next <= packet):
             return
-        if can_go_on and start == self._next and self._start == place - 1:
-            self._start = place  # the next group, reached in passing: nothing is thrown away
-            return
-        self._go_to(start)
-        self._start, self._inside, self._is_flushed = place, set(), False
-
-    def _go_to(self, packet: int) -> None:
-        """Let the container give a packet next, and the decoder forget what it holds."""
-        if self._is_flushed or not self._next <= packet <= self._next + MOST_PASSED:
-            self._seek(packet)
-        else:
+        if not self._next <= start <= self._next + MOST_PASSED:
+            self._seek(start)
+        elif self._is_fed:
             self._video.stream.codec_context.flush_buffers()
-        while self._next < packet:
+        self._is_fed = False
+        while self._next < start:
             self._take()
+        self._first_sure = int(index.first_numbers[place])
+        self._inside.clear()
 
     def _seek(self, packet: int) -> None:
+        """Let the container go to a packet, or before it."""
         index = self._index
-        if not len(index.places):
-            return self._reopen()
-        # A seek may lead too far: then an earlier time is tried, and at last the beginning.
-        for start in (packet, *reversed(index.starts[index.starts < packet][-2:].tolist())):
-            ticks = int(index.decoding_times[start])
+        earlier = index.starts[index.starts < packet]
+        for start in (packet, *earlier[-2:][::-1].tolist()):
+            if not len(index.places):
+                break
+            # Where a seek leads is the library's affair: it may be too far, which is seen.
             with self._video.libav():
-                self._video.container.seek(ticks, stream=self._video.stream)
+                self._video.container.seek(
+                    int(index.decoding_times[start]), stream=self._video.stream
+                )
             self._packets = self._video.packets()
-            first = next(self._packets, None)
-            found = -1 if first is None else self._number_of(first)
-            if 0 <= found <= packet:
-                self._next, self._first = found, first
-                return None
-        return self._reopen()
+            if (found := next(self._packets, None)) is None or found.pos is None:
+                continue
+            at = np.flatnonzero(index.places == found.pos)
+            if len(at) and at[0] <= packet:
+                self._packets = _after(found, self._packets)
+                self._next = int(at[0])
+                return
+        self._video.close()
+        self._open()
+
+    def _take(self) -> Any:
+        """Return the next packet; None = there are no more.
+
+        Raises:
+            BadVideo: It is another one than the index says.
+        """
+        index, number = self._index, self._next
+        if number == len(index.decoding_times):
+            return None
+        packet = next(self._packets, None)
+        if packet is None or (len(index.places) and packet.pos != index.places[number]):
+            at = "the end" if packet is None else f"byte {packet.pos}"
+            raise BadVideo(f"its packet {number:,} is at {at}, and its index says another place")
+        if index.says_times and (frame := index.numbers[number]) >= 0:
+            if packet.pts != index.times[frame]:
+                raise BadVideo(
+                    f"its packet {number:,} is shown at tick {packet.pts}, and its index says "
+                    f"{index.times[frame]}"
+                )
+        self._next += 1
+        return packet
+
+    def _until(self, number: int) -> Iterator[tuple[int, Any]]:
+        """Yield what decoding gives, until it has given a frame, or nothing can give it."""
+        index = self._index
+        wanted, is_given = int(index.packets[number]), False
+        while not is_given:
+            at = self._next
+            packet = self._take()
+            if packet is not None and 0 <= index.numbers[at] < self._first_sure:
+                continue  # it needs what lies before the start, and nothing later needs it
+            self._is_fed = True
+            try:
+                frames = self._video.decode(packet, at)
+                is_end = packet is None
+            except BadVideo:
+                if at <= wanted or wanted not in self._inside:
+                    raise
+                frames, is_end = self._video.decode(None, at), True  # it may still come
+            if packet is not None:
+                self._inside.add(at)
+            for frame in frames:
+                self.decoded += 1
+                self._inside.discard(frame.pts)
+                found = int(index.numbers[frame.pts])
+                if found >= max(0, self._first_sure) and not frame.is_corrupt:
+                    is_given = is_given or found == number
+                    yield found, frame
+            if is_end:
+                self._first_sure = -1
+                return
+
+
+def _after(first: Any, others: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from others

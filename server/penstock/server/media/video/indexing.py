@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.server.media.bad_video import BadVideo
 from penstock.server.media.medium import Medium
+from penstock.server.media.video.conversion import UnsupportedPixels, frame_colours
 from penstock.server.media.video.open_video import OpenVideo
 from penstock.server.media.video.packet_scan import PacketScan, scan
 from penstock.server.media.video.presentation import (
@@ -19,22 +20,7 @@ from penstock.server.media.video.presentation import (
     tells_order,
 )
 from penstock.server.media.video.video_index import VideoIndex
-
-MATRICES = {
-    0: "rgb",
-    1: "bt709",
-    4: "fcc",
-    5: "bt601",
-    6: "bt601",
-    7: "smpte240m",
-    9: "bt2020",
-}
-"""Of ITU-T H.273, table 4, by their numbers there, which are libav's."""
-
-UNSPECIFIED = 2
-
-_FULL_RANGE = 2
-"""As libav numbers it."""
+from penstock.wire.colours import Colours, Siting
 
 _MOST_RATE = Fraction(1000)
 
@@ -65,7 +51,7 @@ def index_video(medium: Medium) -> VideoIndex:
         video.close()
     video = OpenVideo(medium)
     try:
-        if tells_order(video, found):
+        if says_times := tells_order(video, found):
             shown = by_packets(found)
         else:
             shown = by_decoding(video, found)
@@ -89,6 +75,7 @@ def index_video(medium: Medium) -> VideoIndex:
         first_numbers=_first_numbers(starts, found, shown),
         places=found.places if is_told_apart else np.empty(0, np.int64),
         decoding_times=_sought_times(found),
+        says_times=says_times and container != "avi",
         broken=found.broken,
         **look._asdict(),
     )
@@ -131,10 +118,7 @@ class _Look(NamedTuple):
     rotation: int
     mirrored: bool
     pixel_format: str
-    matrix: str
-    full_range: bool
-    siting: str
-    says_colours: bool
+    colours: Colours
 
 
 def _look(medium: Medium, found: PacketScan) -> _Look:
@@ -150,32 +134,21 @@ def _look(medium: Medium, found: PacketScan) -> _Look:
             frame = next(iter(video.decode(None, -1)), None)
         if frame is None:
             raise BadVideo("none of its frames can be decoded")
-        return _look_of(frame, video.codec)
+        return _look_of(frame)
     finally:
         video.close()
 
 
-def _look_of(frame: Any, codec: str) -> _Look:
+def _look_of(frame: Any) -> _Look:
     turns, mirrored = _turns(frame)
     width, height = (frame.height, frame.width) if turns % 2 else (frame.width, frame.height)
-    said = int(frame.colorspace)
-    name = frame.format.name
-    if said not in MATRICES and said != UNSPECIFIED:
-        raise BadVideo(
-            f"its colours are of matrix {said} of ITU-T H.273, and read are "
-            f"{', '.join(dict.fromkeys(MATRICES.values()))}"
-        )
-    return _Look(
-        width,
-        height,
-        90 * turns,
-        mirrored,
-        name,
-        MATRICES.get(said, "bt601"),
-        int(frame.color_range) == _FULL_RANGE or name.startswith("yuvj"),
-        "center" if codec == "mjpeg" else "left",
-        said != UNSPECIFIED,
-    )
+    try:
+        colours = frame_colours(frame)
+    except UnsupportedPixels as error:
+        raise BadVideo(str(error)) from error
+    if turns or mirrored:  # chroma beside the middle is on another side then
+        colours = colours._replace(siting=Siting.CENTER)
+    return _Look(width, height, 90 * turns, mirrored, frame.format.name, colours)
 
 
 def _turns(frame: Any) -> tuple[int, bool]:

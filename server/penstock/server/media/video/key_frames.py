@@ -1,15 +1,15 @@
 """With which packets decoding can begin: key frames from which all that follows is exact.
 
-libav marks as a key frame of H.264 also what only leads back to right pictures after some frames
-(ITU-T H.264, D.2.8: recovery point), so that is read here.
+libav marks as a key frame of H.264 also what leads back to right pictures after a while, or only
+without pictures that are shown earlier (ITU-T H.264, D.2.8: recovery point); what refers to lost
+pictures is not told from damage there. So only an instantaneous refresh (IDR) is a start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-_IDR, _SEI, _SLICE = 5, 6, 1
-_RECOVERY_POINT = 6
+_IDR, _SLICE = 5, 1
 
 _LOOKED_AT = 1 << 16
 """Bytes of a packet: what comes before its first slice is shorter."""
@@ -19,9 +19,7 @@ def is_start(codec: str, packet: bytes | memoryview, extradata: bytes | None) ->
     """Tell whether decoding can begin with a key frame.
 
     Of HEVC, VP9, AV1, MPEG-4 and MJPEG it can: libav marks only pictures after which nothing
-    refers to what lies before them, apart from frames that are shown earlier. Of H.264 it can with
-    an instantaneous refresh (IDR), and with a recovery point that says that its pictures are exact
-    at once.
+    refers to what lies before them, apart from frames that are shown earlier.
 
     Args:
         codec: As libav names it.
@@ -30,53 +28,21 @@ def is_start(codec: str, packet: bytes | memoryview, extradata: bytes | None) ->
     """
     if codec != "h264":
         return True
-    data = bytes(packet[:_LOOKED_AT])
-    for unit in _units(data, extradata or b""):
-        kind = unit[0] & 31
-        if kind == _IDR:
-            return True
-        if kind == _SLICE:
-            return False
-        if kind == _SEI and _is_exact_at_once(unit[1:]):
-            return True
+    for kind in _kinds(bytes(packet[:_LOOKED_AT]), extradata or b""):
+        if kind in (_IDR, _SLICE):
+            return kind == _IDR
     return False
 
 
-def _units(data: bytes, extradata: bytes) -> Iterator[bytes]:
-    """Yield the units of a packet of H.264 that are not empty."""
+def _kinds(data: bytes, extradata: bytes) -> Iterator[int]:
+    """Yield the types of the units of a packet of H.264 (ITU-T H.264, 7.3.1 and annex B)."""
     if extradata[:1] == b"\x01" and len(extradata) > 4:  # of mp4 and mkv: lengths come first
         width = (extradata[4] & 3) + 1
         at = 0
         while at + width < len(data):
-            length = int.from_bytes(data[at : at + width], "big")
-            at += width
-            if length:
-                yield data[at : at + length]
-            at += length
+            yield data[at + width] & 31
+            at += width + int.from_bytes(data[at : at + width], "big")
         return
-    for part in data.split(b"\x00\x00\x01")[1:]:  # of avi: start codes (Annex B)
-        if part:
-            yield part
-
-
-def _is_exact_at_once(message: bytes) -> bool:
-    """Tell whether an SEI message is a recovery point of the very picture that it comes with."""
-    data = message.replace(b"\x00\x00\x03", b"\x00\x00")  # emulation prevention
-    at = 0
-    while at + 2 < len(data):
-        numbers = []
-        for _ in range(2):  # a payload's type and size: each 255 goes on
-            number = 0
-            while at < len(data) and data[at] == 255:
-                number, at = number + 255, at + 1
-            if at >= len(data):
-                return False
-            number, at = number + data[at], at + 1
-            numbers.append(number)
-        kind, size = numbers
-        if kind == _RECOVERY_POINT and at < len(data):
-            # recovery_frame_cnt, ue(v), is 0 where its first bit is set; then exact_match_flag,
-            # and broken_link_flag, which is set where an edit has cut what lies before.
-            return data[at] & 0xE0 == 0xC0
-        at += size
-    return False
+    for unit in data.split(b"\x00\x00\x01")[1:]:  # of avi: start codes
+        if unit:
+            yield unit[0] & 31

@@ -24,6 +24,11 @@ CODECS = {
 }
 """Codecs that are read, as libav names them."""
 
+MAX_PIXELS = 1 << 26
+"""Of a picture: 8,192 x 8,192. A header may claim any size, and memory is taken by it."""
+
+HEADER_BYTES = 256
+
 _DECODERS = "h264,hevc,vp9,libdav1d,av1,mpeg4,mjpeg"
 
 OPTIONS = {
@@ -31,6 +36,13 @@ OPTIONS = {
     "format_whitelist": "mov,matroska,avi",
     "protocol_whitelist": "none",
     "codec_whitelist": _DECODERS,
+    "max_pixels": str(MAX_PIXELS),
+}
+
+DECODING = {
+    "max_pixels": str(MAX_PIXELS),
+    # What is damaged is an error, and not a picture with a patch of another one.
+    "err_detect": "explode",
 }
 
 
@@ -53,6 +65,8 @@ class OpenVideo:
         container: Of PyAV.
         stream: Its first stream of video that is not a picture of a cover.
         codec: As libav names it, one of `CODECS`.
+        head: Its first bytes.
+        size: How many bytes it has.
 
     Raises:
         BadVideo: It is not a video, or of a kind that is not read.
@@ -63,8 +77,9 @@ class OpenVideo:
     def __init__(self, medium: Medium) -> None:
         self._av = load_av()
         self._file = MediumFile(medium)
+        self.head, self.size = bytes(medium.head(HEADER_BYTES)), medium.size()
         with self.libav():
-            self.container = self._av.open(self._file, options=OPTIONS)
+            self.container = self._av.open(self._file, options=OPTIONS)  # also of its streams
         try:
             if self.container.format.name not in CONTAINERS:
                 raise BadVideo(
@@ -73,7 +88,9 @@ class OpenVideo:
                 )
             self.stream = self._video_stream()
             self.codec = self._codec()
-            self.stream.codec_context.thread_count = 1  # workers scale, not decoders
+            context = self.stream.codec_context
+            context.thread_count = 1  # workers scale, not decoders
+            context.options = {**context.options, **DECODING}
         except BaseException:
             self.close()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,38 +53,70 @@ def scan(video: OpenVideo) -> PacketScan:
         BadVideo: It has too many packets.
         BadItem, SourceUnavailable, SourceChanged: As `Medium.at`.
     """
-    rows: list[tuple[int, int, int, bool, bool, bool]] = []
+    numbers = [array("q") for _ in range(3)]
+    flags = [bytearray() for _ in range(3)]
     extradata = video.stream.codec_context.extradata
     broken = ""
     packets = video.packets()
     while True:
+        count = len(flags[0])
         try:
             packet = next(packets, None)
         except BadVideo as error:
-            broken = f"after its packet {len(rows):,} {error}"
+            broken = f"after its packet {count:,} {error}"
             break
         if packet is None:
             break
         if packet.is_corrupt:
-            broken = f"its packet {len(rows):,} is not whole: it was cut off, or is damaged"
+            broken = f"its packet {count:,} is not whole: it was cut off, or is damaged"
             break
-        if len(rows) == MAX_PACKETS:
+        if count == MAX_PACKETS:
             raise BadVideo(f"it has more than {MAX_PACKETS:,} packets")
+        for column, value, unknown in zip(
+            numbers, (packet.pts, packet.dts, packet.pos), (NO_TIME, NO_TIME, -1), strict=True
+        ):
+            column.append(unknown if value is None else value)
         is_key = bool(packet.is_keyframe)
-        rows.append(
-            (
-                NO_TIME if packet.pts is None else packet.pts,
-                NO_TIME if packet.dts is None else packet.dts,
-                -1 if packet.pos is None else packet.pos,
-                is_key,
-                is_key and is_start(video.codec, memoryview(packet), extradata),
-                bool(packet.is_discard),
-            )
-        )
-    columns = [np.array(column) for column in zip(*rows, strict=True)] or [np.empty(0)] * 6
-    numbers = [column.astype(np.int64) for column in columns[:3]]
-    flags = [column.astype(np.bool_) for column in columns[3:]]
+        flags[0].append(is_key)
+        flags[1].append(is_key and is_start(video.codec, memoryview(packet), extradata))
+        flags[2].append(bool(packet.is_discard))
+    count = len(flags[0])
+    broken = broken or _said_missing(video, count)
+    if not any(flags[1]) and any(flags[0]):
+        flags[1][flags[0].index(1)] = 1  # there is no better one
+    return PacketScan(
+        *(np.array(column, np.int64) for column in numbers),
+        *(np.frombuffer(column, np.bool_) for column in flags),
+        broken,
+    )
+
+
+def _said_missing(video: OpenVideo, count: int) -> str:
+    """Return what a file lacks by what its header says, as a sentence's part; empty = nothing."""
     said = int(video.stream.frames)
-    if not broken and said > len(rows):
-        broken = f"its header says {said:,} frames, and it holds {len(rows):,}: it was cut off"
-    return PacketScan(*numbers, *flags, broken)
+    if said > count:
+        return f"its header says {said:,} frames, and it holds {count:,}: it was cut off"
+    said = said_bytes(video.head) if video.container.format.name == "matroska,webm" else 0
+    if said > video.size:
+        return f"its header says {said:,} bytes, and it has {video.size:,}: it was cut off"
+    return ""
+
+
+def said_bytes(head: bytes) -> int:
+    """Return how many bytes an mkv or webm has by its header; 0 = it says nothing.
+
+    It is two elements of EBML (RFC 8794, 4 to 6; RFC 9559): a header, and a segment with the rest.
+
+    Args:
+        head: Its first bytes.
+    """
+    at = 0
+    for name in (b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"):
+        if head[at : at + 4] != name or at + 5 > len(head):
+            return 0
+        width = 9 - head[at + 4].bit_length()
+        size = int.from_bytes(head[at + 4 : at + 4 + width], "big") & ((1 << 7 * width) - 1)
+        if width > 8 or size == (1 << 7 * width) - 1:  # of a broadcast
+            return 0
+        at += 4 + width + size
+    return at

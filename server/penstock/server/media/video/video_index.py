@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.server.media.bad_video import BadVideo
+from penstock.wire.colours import Colours, Matrix, Siting
 
 INDEX_FORMAT = 1
 """Of `VideoIndex.to_bytes`, and of how an index is made: another one is made anew."""
@@ -63,11 +64,9 @@ class VideoIndex:
         places: int64 (p,), where each of the p packets lies in the file, in bytes; empty = that
             does not tell packets apart, so that the file is always read from its beginning.
         decoding_times: int64 (p,), when each packet is decoded, in ticks: what is sought.
+        says_times: Each packet says when its frame is shown; else times were counted.
         pixel_format: Of coded pictures, as libav names it, such as `yuv420p`.
-        matrix: By which they become RGB: `bt601`, `bt709`, `bt2020`, `fcc`, `smpte240m`, `rgb`.
-        full_range: Values span 0 to 255, not 16 to 235 (luma) and 16 to 240 (chroma).
-        siting: Where chroma samples lie in each 2x2 of luma: `left` or `center`.
-        says_colours: The file says its matrix; else it is `bt601`, as libav takes it.
+        colours: How these become RGB, as the first one says it.
         broken: What it lacks at its end, as a sentence's part; empty = nothing is known to.
     """
 
@@ -86,11 +85,9 @@ class VideoIndex:
     first_numbers: Integers
     places: Integers
     decoding_times: Integers
+    says_times: bool
     pixel_format: str
-    matrix: str
-    full_range: bool
-    siting: str
-    says_colours: bool
+    colours: Colours
     broken: str = ""
 
     def __len__(self) -> int:
@@ -105,6 +102,11 @@ class VideoIndex:
         """
         base = self.time_base
         return self.times.astype(np.float64) * base.numerator / base.denominator
+
+    @property
+    def turns(self) -> int:
+        """Return how often pictures are turned by 90 degrees counterclockwise."""
+        return self.rotation // 90
 
     @property
     def duration_s(self) -> float:
@@ -184,6 +186,7 @@ class VideoIndex:
                 bodies.append(np.diff(value.astype("<i8"), prepend=np.int64(0)).tobytes())
             else:
                 said[name] = str(value) if isinstance(value, Fraction) else value
+        said["colours"] = [int(value) for value in self.colours]
         head = json.dumps(said).encode()
         return zlib.compress(_HEAD.pack(len(head)) + head + b"".join(bodies), 1)
 
@@ -203,6 +206,8 @@ class VideoIndex:
                 return None
             for name in ("rate", "time_base"):
                 said[name] = Fraction(said[name])
+            matrix, full_range, siting = said["colours"]
+            said["colours"] = Colours(Matrix(matrix), bool(full_range), Siting(siting))
             for name in _ARRAYS:
                 steps = np.frombuffer(whole, "<i8", said[name], at)
                 at += steps.nbytes
