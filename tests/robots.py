@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -288,3 +288,29 @@ def _arrow_type(declared: dict[str, Any] | None) -> Any:
     for side in reversed(shape):
         kind = pa.list_(kind, side if side and len(shape) == 1 else -1)
     return kind
+
+
+def frame_number(camera: str, index: int) -> int:
+    """Return the number in the corner of what a camera shows in a frame: each has its own."""
+    return index + 1000 * CAMERAS.index(camera)
+
+
+def video_writer(fps: int, **film: Any) -> VideoWriter:
+    """Return what writes videos, with the number of each frame in its corner (needs av).
+
+    Args:
+        fps: Frames a second.
+        film: What else of `videos.Film` is not H.264 with a key frame every 2nd.
+    """
+    from fractions import Fraction
+
+    import videos
+
+    settings = {"gop": 2, "b_frames": 0, "width": WIDTH, "height": HEIGHT, **film}
+
+    def write(path: Path, camera: str, frames: Sequence[int]) -> None:
+        first = frame_number(camera, frames[0])
+        one = replace(videos.H264, rate=Fraction(fps), frames=len(frames), first=first, **settings)
+        path.write_bytes(videos.written(one))
+
+    return write

@@ -20,9 +20,9 @@ _EVERY_S = 10.0
     "--data-root", metavar="URL", help="Where data and videos lie, if not in ROOT: as in the job."
 )
 def reshard(root: str, target: str, data_root: str | None) -> None:
-    """Write the tables of the LeRobot folder ROOT to TO, each episode a row group of its own.
+    """Write a LeRobot folder's tables, a row group per episode.
 
-    Rows, columns and types stay as they are, and are compared after writing. Videos are not copied:
+    ROOT is the folder or its URL, TO the folder to write. Rows, columns and types stay as they are, and are compared after writing. Videos are not copied:
     the job names their folder by video_root. With ROOT as TO the tables are replaced in their
     places, one after another, which no job may be reading then.
 

@@ -28,9 +28,9 @@ SHOWN = 20
 @click.option("--seed", type=int, default=0, help="Which tables --files draws; default: 0.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
 def validate(root: str, data_root: str | None, files: int | None, seed: int, as_json: bool) -> int:
-    """Look at the tables of the LeRobot folder ROOT, or of its URL.
+    """Look at the row groups of a LeRobot folder's tables.
 
-    A frame costs the row group that it lies in: best is one for each episode. Names each table that
+    ROOT is the folder or its URL. A frame costs the row group that it lies in: best is one for each episode. Names each table that
     is cut otherwise, with its numbers of row groups and episodes; then the exit status is 2.
     Tables that hold other frames than meta says are errors.
 

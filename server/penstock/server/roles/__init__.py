@@ -83,6 +83,7 @@ __all__ = [
     "RawItem",
     "RawItemProcessor",
     "Reading",
+    "RobotProcessor",
     "Role",
     "Row",
     "Rows",

@@ -99,12 +99,20 @@ class FrameItems:
         return found if isinstance(values, list) else np.stack(found)
 
     def _reference(self, camera: str, episode: int, frames: Ints | int) -> dict[str, Any]:
-        """Return the video that shows some frames of an episode, and when in it."""
+        """Return the video that shows some frames of an episode, and when in it.
+
+        With what errors of decoding name: the folder's number of the episode, and its frames.
+        """
         at = int(self._chosen[episode])
         begin_s = float(self._meta.episodes.cameras[camera].begin_s[at])
-        # In Python's numbers, so that a job without a decoder can send them.
-        times = (begin_s + np.atleast_1d(frames) / self._meta.info.fps).tolist()
-        return {"path": self._meta.video_file(camera, at), "times": times}
+        wanted = np.atleast_1d(frames)
+        times = begin_s + wanted / self._meta.info.fps
+        return {  # in Python's numbers, so that a job without a decoder can send them
+            "path": self._meta.video_file(camera, at),
+            "times": times.tolist(),
+            "episode": int(self._meta.episodes.numbers[at]),
+            "frames": wanted.tolist(),
+        }
 
     def _task(self, number: int, index: int) -> str:
         if (task := self._meta.tasks.get(number)) is None:

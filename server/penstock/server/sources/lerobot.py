@@ -65,7 +65,8 @@ class LerobotSource(FileBlocks):
     as arrays of their declared shape, floats as float32 and ints as int64, shape (1,) as a single
     number; `task` as text. Pictures that lie in the table are media: `bytes` and `path`. A camera
     of videos is a reference: `path` of the file, relative to `video_root`, and `times`, the seconds
-    in it at which the frames are shown.
+    in it at which the frames are shown, with their `episode` and `frames`. The processor `robot`
+    makes pixels of it.
 
     Args:
         root: The folder with `meta`, `data` and `videos` in it, or its URL.
