@@ -18,14 +18,18 @@ from the exact value, because it rounds down.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Levels = npt.NDArray[np.uint8]
+
+PLANES, COLOURS = (".y", ".u", ".v"), ".colours"
+"""What the names of a batch's values end in, after that of the frames: planes, and `Colours`."""
 
 
 class Matrix(IntEnum):
@@ -127,13 +131,12 @@ def factors(matrix: Matrix, full_range: bool) -> Factors:
     )
 
 
-def to_rgb(y: Levels, u: Levels, v: Levels, matrix: Matrix, full_range: bool) -> Levels:
+def to_rgb(planes: Sequence[Levels], matrix: Matrix, full_range: bool) -> Levels:
     """Return the pixels of planes.
 
     Args:
-        y: uint8 (..., height, width).
-        u: uint8 (..., rows, columns): each is half of the side of `y`, rounded up, or all of it.
-        v: As `u`.
+        planes: Y: uint8 (..., height, width); U and V: uint8 (..., rows, columns), of which each is
+            half of the side of Y, rounded up, or all of it.
         matrix: By which they were made.
         full_range: As `Colours` has it.
 
@@ -143,6 +146,7 @@ def to_rgb(y: Levels, u: Levels, v: Levels, matrix: Matrix, full_range: bool) ->
     Raises:
         ValueError: The shapes do not belong together.
     """
+    y, u, v = planes
     steps = _steps(y, u, v)
     known = factors(matrix, full_range)
     found = np.empty((*y.shape, 3), np.uint8)
@@ -156,19 +160,37 @@ def to_rgb(y: Levels, u: Levels, v: Levels, matrix: Matrix, full_range: bool) ->
     )
     plane = np.empty((height, width), np.uint8)
     for luma, of_u, of_v, out in pictures:  # one after another: each stays in the cache
-        light = ((luma.astype(np.int32) << 3) - known.offset) * known.luma >> 16
+        whole = [part.astype(np.int32) for part in (luma, of_u, of_v)]
+        light, *chroma = levels(whole, known)
         light = light.astype(np.int16)
-        u_from_zero = (of_u.astype(np.int32) << 3) - 1024
-        v_from_zero = (of_v.astype(np.int32) << 3) - 1024
-        parts = (
-            v_from_zero * known.v_to_red >> 16,
-            (u_from_zero * known.u_to_green >> 16) + (v_from_zero * known.v_to_green >> 16),
-            u_from_zero * known.u_to_blue >> 16,
-        )
-        for at, chroma in enumerate(parts):
-            _add_blocks(light, chroma.astype(np.int16), steps, plane)
+        for at, part in enumerate(chroma):
+            _add_blocks(light, part.astype(np.int16), steps, plane)
             out[..., at] = plane
     return found
+
+
+def levels(planes: Sequence[Any], known: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    """Return luma's part of a colour, and those of chroma in red, green and blue.
+
+    It takes arrays of NumPy, cupy or torch, and uses operators alone.
+
+    Args:
+        planes: Y: int32 (..., height, width), from 0 to 255; U and V: int32 (..., rows, columns).
+        known: Six numbers in the order of `Factors`, or arrays of int32 that go with all planes.
+
+    Returns:
+        int32: the first in the shape of Y, three in that of U.
+    """
+    y, u, v = planes
+    offset, luma, v_to_red, u_to_green, v_to_green, u_to_blue = known
+    light = ((y << 3) - offset) * luma >> 16
+    u, v = (u << 3) - 1024, (v << 3) - 1024
+    return (
+        light,
+        v * v_to_red >> 16,
+        (u * u_to_green >> 16) + (v * v_to_green >> 16),
+        u * u_to_blue >> 16,
+    )
 
 
 def chroma_shape(height: int, width: int) -> tuple[int, int]:

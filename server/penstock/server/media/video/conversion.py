@@ -138,7 +138,7 @@ class RgbConversion:
         swift = form.kind == "420" and form.bits == 8 and frame.height % 2 == 0
         if swift and _agrees(matrix, full_range, frame.width, frame.height):
             return _by_swscale(self._scaler, frame, matrix, full_range, FLAGS)
-        return to_rgb(*_planes(frame, form), matrix, full_range)
+        return to_rgb(_planes(frame, form), matrix, full_range)
 
 
 class _Form(NamedTuple):
@@ -175,24 +175,24 @@ def _form(frame: VideoFrame) -> _Form:
     return _FORMS[name]
 
 
-def _planes(frame: VideoFrame, form: _Form) -> list[Levels]:
-    """Return views of a frame's planes; copies, where they have more than 8 bits."""
-    found = [_levels(plane, form.bits) for plane in frame.planes]
+def _planes(frame: VideoFrame, form: _Form) -> tuple[Levels, Levels, Levels]:
+    """Return views of a frame's three planes; copies, where they have more than 8 bits."""
+    first, *others = (_levels(plane, form.bits) for plane in frame.planes)
     if form.kind == "grey":
-        chroma = np.full(chroma_shape(*found[0].shape), 128, np.uint8)
-        found += [chroma, chroma]
-    return found
+        height, width = first.shape
+        others = [np.full(chroma_shape(height, width), 128, np.uint8)] * 2
+    return first, others[0], others[1]
 
 
 def _levels(plane: Any, bits: int) -> Levels:
     """Return a plane's levels in 8 bits, rounded to the nearest of them."""
-    item = np.dtype(np.uint8 if bits == 8 else "<u2")
-    rows = np.frombuffer(plane, item).reshape(plane.height, -1)[:, : plane.width]
     if bits == 8:
-        return rows
-    half = np.uint32(1 << (bits - 9))
-    rounded: Levels = np.minimum((rows + half) >> (bits - 8), 255).astype(np.uint8)
-    return rounded
+        levels: Levels = np.frombuffer(plane, np.uint8)
+        return levels.reshape(plane.height, -1)[:, : plane.width]
+    rows = np.frombuffer(plane, "<u2").reshape(plane.height, -1)[:, : plane.width]
+    half = 1 << (bits - 9)
+    rounded: Levels = np.minimum((rows.astype(np.uint32) + half) >> (bits - 8), 255)
+    return rounded.astype(np.uint8)
 
 
 @lru_cache(256)
@@ -215,7 +215,7 @@ def _agrees(matrix: Matrix, full_range: bool, width: int, height: int) -> bool:
         Yuv(levels((height, width)), levels(halves), levels(halves)),
     ):
         found = _by_swscale(scaler, _new_frame(planes), matrix, full_range, FLAGS)
-        if not np.array_equal(found, to_rgb(*planes, matrix, full_range)):
+        if not np.array_equal(found, to_rgb(planes, matrix, full_range)):
             return False
     return True
 

@@ -29,6 +29,7 @@ class DecodedFrame:
     Attributes:
         number: The same.
         time_s: When it is shown, in seconds of the file's clock.
+        nbytes: Bytes of decoded planes that it holds.
 
     Raises:
         BadVideo: It has another size or format than the first one.
@@ -39,6 +40,7 @@ class DecodedFrame:
     ) -> None:
         self._frame, self._index, self._conversion = frame, index, conversion
         self.number, self.time_s = number, float(index.times_s[number])
+        self.nbytes = sum(plane.buffer_size for plane in frame.planes)
         size = (frame.height, frame.width) if index.turns % 2 else (frame.width, frame.height)
         found = (*size, frame.format.name)
         if found != (index.width, index.height, index.pixel_format):
@@ -46,11 +48,6 @@ class DecodedFrame:
                 f"frame {number:,} is {found[0]} x {found[1]} of {found[2]}, and the first one "
                 f"{index.width} x {index.height} of {index.pixel_format}: write it anew in one size"
             )
-
-    @property
-    def nbytes(self) -> int:
-        """Return how many bytes of decoded planes it holds."""
-        return sum(plane.buffer_size for plane in self._frame.planes)
 
     def rgb24(self) -> Levels:
         """Return its pixels.

@@ -43,6 +43,8 @@ class FrameDecoder:
         self._video = OpenVideo(self._medium)
         self._packets = self._video.packets()
         self._next = 0  # the packet that the container gives next
+        # What the last packet gave beside the frame that was wanted: at the end, all that is left.
+        self._surplus: dict[int, Any] = {}
         self._is_fed = False  # the decoder was given packets since it was opened, or emptied
         self._first_sure = -1  # the first frame that decoding since its last start gives; -1 = none
         self._inside: set[int] = set()  # packets that the decoder holds, and has given no frame of
@@ -65,6 +67,9 @@ class FrameDecoder:
         try:
             for number in numbers:
                 if number in given:
+                    continue
+                if (frame := self._surplus.pop(number, None)) is not None:
+                    yield number, frame
                     continue
                 self._approach(number)
                 for found, frame in self._until(number):
@@ -105,6 +110,7 @@ class FrameDecoder:
             self._take()
         self._first_sure = int(index.first_numbers[place])
         self._inside.clear()
+        self._surplus.clear()
 
     def _seek(self, packet: int) -> None:
         """Let the container go to a packet, or before it."""
@@ -142,12 +148,12 @@ class FrameDecoder:
         if packet is None or (len(index.places) and packet.pos != index.places[number]):
             at = "the end" if packet is None else f"byte {packet.pos}"
             raise BadVideo(f"its packet {number:,} is at {at}, and its index says another place")
-        if index.says_times and (frame := index.numbers[number]) >= 0:
-            if packet.pts != index.times[frame]:
-                raise BadVideo(
-                    f"its packet {number:,} is shown at tick {packet.pts}, and its index says "
-                    f"{index.times[frame]}"
-                )
+        frame = int(index.numbers[number])
+        if index.says_times and frame >= 0 and packet.pts != index.times[frame]:
+            raise BadVideo(
+                f"its packet {number:,} is shown at tick {packet.pts}, and its index says "
+                f"{index.times[frame]}"
+            )
         self._next += 1
         return packet
 
@@ -170,13 +176,16 @@ class FrameDecoder:
                 frames, is_end = self._video.decode(None, at), True  # it may still come
             if packet is not None:
                 self._inside.add(at)
-            for frame in frames:
-                self.decoded += 1
-                self._inside.discard(frame.pts)
-                found = int(index.numbers[frame.pts])
-                if found >= max(0, self._first_sure) and not frame.is_corrupt:
-                    is_given = is_given or found == number
-                    yield found, frame
+            self.decoded += len(frames)
+            self._inside.difference_update(frame.pts for frame in frames)
+            sure = {
+                int(index.numbers[frame.pts]): frame
+                for frame in frames
+                if index.numbers[frame.pts] >= max(0, self._first_sure) and not frame.is_corrupt
+            }
+            yield from sure.items()
+            is_given = number in sure
+            self._surplus = {found: frame for found, frame in sure.items() if found != number}
             if is_end:
                 self._first_sure = -1
                 return

@@ -1,4 +1,4 @@
-"""The index of a video: one pass over its packets, and its first frame decoded for what it shows."""
+"""The index of a video: one pass over its packets, and a look at its first frame."""
 
 from __future__ import annotations
 

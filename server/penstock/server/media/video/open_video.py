@@ -79,7 +79,7 @@ class OpenVideo:
         self._file = MediumFile(medium)
         self.head, self.size = bytes(medium.head(HEADER_BYTES)), medium.size()
         with self.libav():
-            self.container = self._av.open(self._file, options=OPTIONS)  # also of its streams
+            self.container = self._av.open(self._file, options=OPTIONS, metadata_errors="replace")
         try:
             if self.container.format.name not in CONTAINERS:
                 raise BadVideo(

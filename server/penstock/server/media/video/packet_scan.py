@@ -85,9 +85,13 @@ def scan(video: OpenVideo) -> PacketScan:
     if not any(flags[1]) and any(flags[0]):
         flags[1][flags[0].index(1)] = 1  # there is no better one
     return PacketScan(
-        *(np.array(column, np.int64) for column in numbers),
-        *(np.frombuffer(column, np.bool_) for column in flags),
-        broken,
+        times=np.array(numbers[0], np.int64),
+        decoding_times=np.array(numbers[1], np.int64),
+        places=np.array(numbers[2], np.int64),
+        keys=np.frombuffer(flags[0], np.bool_),
+        starts=np.frombuffer(flags[1], np.bool_),
+        hidden=np.frombuffer(flags[2], np.bool_),
+        broken=broken,
     )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.server.media.bad_video import BadVideo
 from penstock.server.media.medium import Medium
 from penstock.server.media.video.conversion import RgbConversion
 from penstock.server.media.video.decoded_frame import DecodedFrame
@@ -43,9 +42,10 @@ class FrameCounts:
 class VideoFrames:
     """Gives frames of videos by number; for one thread at a time.
 
-    Videos that were used last stay open, so that decoding goes on where it was; frames that were
-    decoded last are held, so that windows that overlap share them. Which bytes a frame has depends
-    on neither.
+    Videos that were used last stay open, so that decoding goes on where it was. All frames that
+    were decoded last are held, also those that were only passed on the way from a key frame: so
+    windows that overlap share them, and so do the items of a batch, and of batches after it, that
+    want frames of one file. Which bytes a frame has depends on neither.
 
     Args:
         decoders: The most videos that are open, at least 1.
@@ -75,7 +75,7 @@ class VideoFrames:
         self.counts = FrameCounts()
 
     def frames(
-        self, medium: Medium, index: VideoIndex, numbers: Sequence[int], soon: Iterable[int] = ()
+        self, medium: Medium, index: VideoIndex, numbers: Sequence[int]
     ) -> list[DecodedFrame]:
         """Return frames in the order in which they are named; those named twice are one.
 
@@ -85,7 +85,6 @@ class VideoFrames:
             medium: The file.
             index: Its index.
             numbers: Which.
-            soon: Numbers that later calls will ask for: where decoding passes them, they are held.
 
         Raises:
             BadVideo: One is not there, or cannot be decoded.
@@ -102,7 +101,7 @@ class VideoFrames:
         self.counts.delivered += len(numbers)
         self.counts.shared += sum(number in found for number in numbers)
         if missing := sorted(set(numbers) - found.keys()):
-            found |= self._decoded(key, medium, index, missing, set(soon))
+            found |= self._decoded(key, medium, index, missing)
         return [found[number] for number in numbers]
 
     def close(self) -> None:
@@ -124,15 +123,13 @@ class VideoFrames:
     # --- decoding ---
 
     def _decoded(
-        self, key: str, medium: Medium, index: VideoIndex, missing: list[int], soon: set[int]
+        self, key: str, medium: Medium, index: VideoIndex, missing: list[int]
     ) -> dict[int, DecodedFrame]:
         decoder, conversion = self._opened(key, medium, index)
         wanted, before = set(missing), decoder.decoded
         found: dict[int, DecodedFrame] = {}
         try:
             for number, picture in decoder.frames(missing):
-                if number not in wanted and number not in soon:
-                    continue
                 frame = DecodedFrame(picture, number, index, conversion)
                 if number in wanted:
                     found[number] = frame
