@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
@@ -28,6 +29,8 @@ from penstock.wire.errors import InvalidJob
 PAD = "_is_pad"
 MOST_INDEXES = 4096
 """Of videos that a process keeps; one of an episode of 300 frames takes 20 KB."""
+
+_REFERENCE = ("bytes", "path", "dir", "offset", "length")
 
 
 class Shown(NamedTuple):
@@ -70,6 +73,9 @@ class RobotProcessor(MediaProcessor):
         max_pixels: The most pixels of a picture that lies in the table; one with more is a bad
             item.
 
+    Attributes:
+        frames: The open videos of this process.
+
     Raises:
         InvalidJob: A parameter makes no sense.
     """
@@ -98,7 +104,7 @@ class RobotProcessor(MediaProcessor):
                 f"tolerance_s is {shown(tolerance_s)}: give seconds, from 0 to less than 1",
                 key="tolerance_s",
             )
-        self._frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes)
+        self.frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes)
         self._indexes: OrderedDict[str, VideoIndex] = OrderedDict()
         self._pictures = Decoding("jpeg", (255, 255, 255), self.max_pixels, 4 * self.max_pixels)
 
@@ -164,10 +170,10 @@ class RobotProcessor(MediaProcessor):
             if self.cameras is not None and name not in self.cameras:
                 continue
             is_window = name + PAD in raw
-            if isinstance(value, Mapping) and "times" in value and "path" in value:
+            if isinstance(value, Mapping) and "times" in value:
                 where = f"episode {value.get('episode')}, frame "
                 where += ", ".join(map(str, value.get("frames", ())))
-                reference = {"path": value["path"]}
+                reference = {key: value[key] for key in _REFERENCE if key in value}
                 found.append(Shown(name, [reference], value["times"], is_window, where))
             elif _is_picture(value):
                 found.append(Shown(name, [value], None, is_window, ""))
@@ -213,7 +219,7 @@ class RobotProcessor(MediaProcessor):
     def _place(self, raw: RawItem) -> tuple[str, float]:
         for each in self._shown(raw):
             if each.times is not None:
-                return str(each.references[0]["path"]), min(each.times)
+                return str(each.references[0].get("path")), min(each.times)
         return "", 0.0
 
     def _video(self, each: Shown, medium: Medium) -> list[np.ndarray]:
@@ -221,15 +227,18 @@ class RobotProcessor(MediaProcessor):
         try:
             index = self._index(medium)
             numbers = [index.number_at(time_s, self.tolerance_s) for time_s in each.times]
-            return [frame.rgb24() for frame in self._frames.frames(medium, index, numbers)]
+            return [frame.rgb24() for frame in self.frames.frames(medium, index, numbers)]
         except BadVideo as error:
             raise BadVideo(f"{medium.name}, {each.camera}, {each.where}: {error}") from error
 
     def _index(self, medium: Medium) -> VideoIndex:
-        if (known := self._indexes.get(medium.name)) is not None:
-            self._indexes.move_to_end(medium.name)
+        key = medium.name
+        if type(medium).at is Medium.at:  # the item holds it, under any name
+            key = hashlib.blake2b(medium.read(), digest_size=16).hexdigest()
+        if (known := self._indexes.get(key)) is not None:
+            self._indexes.move_to_end(key)
             return known
-        found = self._indexes[medium.name] = index_video(medium)
+        found = self._indexes[key] = index_video(medium)
         while len(self._indexes) > MOST_INDEXES:
             self._indexes.popitem(last=False)
         return found
