@@ -33,7 +33,7 @@ MOST_INDEXES = 4096
 _REFERENCE = ("bytes", "path", "dir", "offset", "length")
 
 
-class Shown(NamedTuple):
+class CameraView(NamedTuple):
     """What a camera shows in an item: some frames of a video, or pictures.
 
     Attributes:
@@ -159,7 +159,7 @@ class RobotProcessor(MediaProcessor):
         """
         return [reference for each in self._shown(raw) for reference in each.references]
 
-    def _shown(self, raw: RawItem) -> list[Shown]:
+    def _shown(self, raw: RawItem) -> list[CameraView]:
         if not isinstance(raw, Mapping):
             raise ValueError(
                 f"the item is of type {type(raw).__name__}: the processor robot takes those of the "
@@ -174,11 +174,11 @@ class RobotProcessor(MediaProcessor):
                 where = f"episode {value.get('episode')}, frame "
                 where += ", ".join(map(str, value.get("frames", ())))
                 reference = {key: value[key] for key in _REFERENCE if key in value}
-                found.append(Shown(name, [reference], value["times"], is_window, where))
+                found.append(CameraView(name, [reference], value["times"], is_window, where))
             elif _is_picture(value):
-                found.append(Shown(name, [value], None, is_window, ""))
+                found.append(CameraView(name, [value], None, is_window, ""))
             elif isinstance(value, list) and value and all(map(_is_picture, value)):
-                found.append(Shown(name, value, None, is_window, ""))
+                found.append(CameraView(name, value, None, is_window, ""))
             elif self.cameras is not None:
                 raise ValueError(f"{name!r} is {shown(value)}: it is not a camera")
         return found
@@ -222,7 +222,7 @@ class RobotProcessor(MediaProcessor):
                 return str(each.references[0].get("path")), min(each.times)
         return "", 0.0
 
-    def _video(self, each: Shown, medium: Medium) -> list[np.ndarray]:
+    def _video(self, each: CameraView, medium: Medium) -> list[np.ndarray]:
         assert each.times is not None
         try:
             index = self._index(medium)
