@@ -33,9 +33,13 @@ BUILTIN_DISTRIBUTORS: dict[str, type[DataDistributor]] = {
 }
 """The built-in names that `type:` in a job file knows."""
 
+WITH_EPOCHS = (EpisodesDistributor, MapDistributor)
+"""Those that know how many draws an epoch has, which may be other than there are items."""
+
 __all__ = [
     "BUILTIN_DISTRIBUTORS",
     "SHUFFLES",
+    "WITH_EPOCHS",
     "EpisodesDistributor",
     "IterableDistributor",
     "MapDistributor",

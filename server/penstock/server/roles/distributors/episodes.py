@@ -99,6 +99,7 @@ class EpisodesDistributor(DataDistributor):
                         key=f"distributor.{name}",
                     )
         self._names: list[str] = []
+        self._tables: dict[str, EpisodeTable] = {}
 
     def bind(
         self, sources: Mapping[str, Source], seed: int, epochs: int | None, lanes: int
@@ -111,14 +112,14 @@ class EpisodesDistributor(DataDistributor):
         super().bind(sources, seed, epochs, lanes)
         names = list(sources) if self.source is None else [self.source]
         parts = dict(zip(names, indexed(sources, names, self), strict=True))
-        self.tables = {name: self._table(name, source) for name, source in parts.items()}
-        weights = self._weights.of(self.tables)
-        self.line = EpisodeLine(self.tables, self.stride, self.drop_last_n, weights, seed)
+        self._tables = {name: self._table(name, source) for name, source in parts.items()}
+        weights = self._weights.of(self._tables)
+        self.line = EpisodeLine(self._tables, self.stride, self.drop_last_n, weights, seed)
         self._names, self._lanes = names, lanes
         self._pool = self.pool or DEFAULT_POOL
         self._order = lru_cache(_EPOCHS)(self._make_order)
         pool = self._pool if self.shuffle else None
-        self._reading = PoolReading.of(parts, self.tables, lanes, pool, self.line.frames)
+        self._reading = PoolReading.of(parts, self._tables, lanes, pool, self.line.frames)
 
     def _table(self, name: str, source: IndexedSource) -> EpisodeTable:
         """Return the episodes of a source.
@@ -173,6 +174,10 @@ class EpisodesDistributor(DataDistributor):
     def drawn_from(self) -> Sequence[str]:
         """Return the names of the sources."""
         return self._names
+
+    @override
+    def episode_tables(self) -> Mapping[str, EpisodeTable]:
+        return self._tables
 
     def _make_order(self, epoch: int) -> ItemOrder:
         if not self.shuffle:
