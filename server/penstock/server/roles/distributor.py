@@ -127,7 +127,10 @@ class DataDistributor(Role, ABC):
         Batches then say from how many episodes they come. Mostly empty: by default those that the
         distributors know which this one draws by.
         """
-        return {name: table for each in self.inner() for name, table in each.episode_tables().items()}
+        tables: dict[str, EpisodeTable] = {}
+        for each in self.inner():
+            tables.update(each.episode_tables())
+        return tables
 
     def inner(self) -> Sequence[DataDistributor]:
         """Return the distributors that this one draws by, once it is bound; mostly none."""

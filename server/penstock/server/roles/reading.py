@@ -118,7 +118,11 @@ class Reading(NamedTuple):
             return None
         if self.groups is None:
             return float(workers)
-        return self.reads + (min(workers, self.groups) - 1) / self.all_blocks
+        taking = min(workers, self.groups)
+        found = self.reads + (taking - 1) / self.all_blocks
+        # Where a worker keeps all blocks for its groups, it reads each once.
+        keeps_all = -(-self.groups // taking) * self.blocks >= self.all_blocks
+        return min(found, float(taking)) if keeps_all else found
 
     @property
     def is_read_by_all(self) -> bool:

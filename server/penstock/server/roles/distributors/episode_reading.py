@@ -104,7 +104,7 @@ class PoolReading(NamedTuple):
         elif reading.groups is not None and reading.reads > MUCH_READ:
             found.append(
                 f"a storage block of source {name} holds rows of {self.episodes_of_block:.1f} "
-                f"episodes, and is read about {reading.reads:.1f} times in an epoch, for an "
+                f"episodes, and is read up to {reading.reads:.1f} times in an epoch, for an "
                 "episode each: write the data with one row group per episode"
             )
         return found

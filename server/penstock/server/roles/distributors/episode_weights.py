@@ -33,7 +33,7 @@ class EpisodeWeights:
         ):
             raise InvalidJob(
                 f"weights is {asked!r}: give weights by task, by episode, or both, such as "
-                "{tasks: {open the drawer: 2}, episodes: {17: 0}}",
+                "{tasks: {open the drawer: 2}, episodes: {'17': 0}}",
                 key=_KEY,
             )
         tasks, episodes = given.get("tasks", {}), given.get("episodes", {})

@@ -64,7 +64,7 @@ class EpisodesDistributor(DataDistributor):
             of actions would be padding.
         weights: How often the frames of an episode are drawn in an epoch: `tasks` by the task's
             text, `episodes` by the number that the data give them, which is taken before that of
-            its task. Of several tasks that with the largest weight counts; what is not named
+            its task: `{tasks: {open the drawer: 2}, episodes: {"17": 0}}`. Of several tasks that with the largest weight counts; what is not named
             weighs 1. With 2 each frame comes twice, with 0 never, with 1.5 once and for half of
             them, another half in every epoch, twice.
         episode_column: The column whose equal values make rows that follow each other an episode,
