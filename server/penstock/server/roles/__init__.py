@@ -57,6 +57,7 @@ __all__ = [
     "DataDistributor",
     "DefaultBatchCollator",
     "EpisodeTable",
+    "EpisodesDistributor",
     "FirstFitPackingBatcher",
     "FunctionCollator",
     "FunctionProcessor",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from typing_extensions import override
 
+from penstock.server.roles.column_runs import ColumnRuns
 from penstock.server.roles.condition import Condition, Kept
 from penstock.server.roles.episode_table import EpisodeTable
 from penstock.server.roles.reading import Blocks
@@ -229,6 +230,21 @@ class IndexedSource(Source):
                 stop = min(start + COLUMN_ITEMS, len(self))
                 kept[start:stop] &= where.holds(name, self.column(name, start, stop))
         return Kept.of(kept)
+
+    def runs(self, column: str) -> ColumnRuns:
+        """Return where a column has another value than before; rarely overridden.
+
+        Args:
+            column: One that this has (`has_column`).
+
+        Raises:
+            ValueError: It has something else than whole numbers and texts; names the item.
+            SourceUnavailable, SourceChanged: As `fetch`.
+        """
+        return ColumnRuns.joined(
+            ColumnRuns.of(self.column(column, start, min(start + COLUMN_ITEMS, len(self))), start)
+            for start in range(0, len(self), COLUMN_ITEMS)
+        )
 
     def blocks(self) -> Blocks | None:
         """Return the storage blocks; None = random access is cheap."""
