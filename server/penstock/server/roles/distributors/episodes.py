@@ -129,7 +129,7 @@ class EpisodesDistributor(DataDistributor):
         """
         if self.episode_column is not None:
             return episodes_by(name, source, self.episode_column)
-        table: EpisodeTable | None = asked(source, "episodes")
+        table: EpisodeTable | None = asked(source, "episode_table")
         if table is None:
             raise InvalidJob(
                 f"source {name!r} ({source.type_name or type(source).__name__}) does not know "
