@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from resume.written import BLOCKED, PARTS, SOURCES, STREAMS, TYPES, source
+from resume.written import BLOCKED, IN_EPISODES, PARTS, SOURCES, STREAMS, TYPES, source
 
 Settings = dict[str, Any]
 
@@ -140,6 +140,12 @@ DISTRIBUTORS: dict[str, Variants] = {
     "rank_partitioned": [
         lambda roles: {"parts": {part: _part(roles, part, 1) for part in PARTS}},
     ],
+    "episodes": _plain(
+        {"pool": 2, "episode_column": "episode"},
+        {"stride": 2, "frames": "in_order", "episode_column": "episode"},
+        {"weights": {"episodes": {"0": 1.5}}, "episode_column": "episode", "source": "one"},
+        {"shuffle": False, "drop_last_n": 1, "episode_column": "episode", "source": "two"},
+    ),
     "iterable": _plain({"source": "one", "buffer_size": 5}, {"source": "two"}),
 }
 
@@ -273,6 +279,8 @@ def why_not(roles: Roles) -> str | None:
         return "iterable deals the shards of a stream, and these sources give items by number"
     if kind in STREAMS and distributor == "map":
         return "map draws items by number, and a stream has none"
+    if kind is not None and distributor == "episodes" and kind not in IN_EPISODES:
+        return "episodes needs items by number, and a column that names their episode"
     if kind in IDS and processor in ("tokenize", *FILES, *CHATS):
         return "items are token ids already, without a text, a file or a conversation"
     if processor in ("conversation", *FILES) and roles.get("batcher") == "concat":

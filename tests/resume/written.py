@@ -112,6 +112,7 @@ def rows_of(kind: str) -> list[Row]:
     return [
         {
             "number": number,
+            "episode": number // 5,
             "text": text,
             "input_ids": list(text.encode()),
             "picture": picture_of(number, len(text)),
@@ -207,9 +208,10 @@ def _write(folder: Path, rows: list[Row]) -> None:
     )
     with (folder / "rows.csv").open("w", newline="") as file:
         table_of_texts = csv.writer(file)
-        table_of_texts.writerow(["text", "messages", "picture"])
+        table_of_texts.writerow(["text", "messages", "picture", "episode"])
         table_of_texts.writerows(
-            [row["text"], json.dumps(row["messages"]), row["picture"]] for row in rows
+            [row["text"], json.dumps(row["messages"]), row["picture"], row["episode"]]
+            for row in rows
         )
     _write_tar(folder / "rows.tar", rows)
     _write_mds(folder / "mds", rows)
@@ -235,6 +237,7 @@ def _write_tar(path: Path, rows: list[Row]) -> None:
 def _write_mds(folder: Path, rows: list[Row]) -> None:
     """By the layout of `streaming/base/format/mds`, version 2: columns in the order of names."""
     encodings = {
+        "episode": "int",
         "input_ids": "ndarray:int32",
         "messages": "json",
         "number": "int",
@@ -245,6 +248,7 @@ def _write_mds(folder: Path, rows: list[Row]) -> None:
     for row in rows:
         ids = np.array(row["input_ids"], "<i4")
         values = [
+            struct.pack("<q", row["episode"]),
             struct.pack("<BB", 1 << 2, len(ids)) + ids.tobytes(),
             json.dumps(row["messages"]).encode(),
             struct.pack("<q", row["number"]),
@@ -252,12 +256,12 @@ def _write_mds(folder: Path, rows: list[Row]) -> None:
             row["text"].encode(),
         ]
         # What has no fixed size is told at the start of a sample.
-        sizes = [len(value) for n, value in enumerate(values) if n != 2]
+        sizes = [len(value) for n, value in enumerate(values) if n not in (0, 3)]
         samples.append(struct.pack("<4I", *sizes) + b"".join(values))
     shard: dict[str, Any] = {
         "column_encodings": list(encodings.values()),
         "column_names": list(encodings),
-        "column_sizes": [None, None, 8, None, None],
+        "column_sizes": [8, None, None, 8, None, None],
         "compression": None,
         "format": "mds",
         "hashes": [],
@@ -323,6 +327,9 @@ TYPES = {"user's stream": "./lines.py:Lines", "user's": "./roles.py:Alternating"
 """The `type:` of roles that a user brings."""
 
 STREAMS = ("hf_stream", "user's stream")
+IN_EPISODES = ("parquet", "jsonl", "json", "csv", "arrow", "saved", "mds", "hf", "items")
+"""Whose items have a column that names their episode, which can be read alone and lies together."""
+
 BLOCKED = tuple(
     name for name in SOURCES if name not in (*STREAMS, "hf", "torch", "items", "tokens", "megatron")
 )

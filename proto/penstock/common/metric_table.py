@@ -99,6 +99,13 @@ METRICS: dict[str, Metric] = {
         "Tokens of padding in batches made.",
         ("run",),
     ),
+    "penstock_batch_episodes_total": Metric(
+        "counter",
+        (JOB,),
+        "episodes",
+        "From how many episodes each batch made comes, added up: divided by the batches, how well "
+        "the pool of `episodes` mixes.",
+    ),
     "penstock_drawn_items_total": Metric(
         "counter",
         (JOB,),

@@ -17,6 +17,8 @@ COMMANDS: Mapping[str, Sequence[str]] = {
         "plan",
         "size",
         "bench",
+        "validate",
+        "reshard",
         "token",
         "store",
         "ray",

@@ -25,6 +25,7 @@ IMPORTED: dict[str, dict[str, str]] = {
         "tokenize": "tokenizers",
         "chat": "tokenizers",
         "sound": "soundfile",
+        "robot": "av",
         "video": "av",
     },
 }

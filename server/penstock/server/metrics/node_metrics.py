@@ -22,6 +22,7 @@ from penstock.server.job.job import Job
 from penstock.server.metrics.scraped import CallerCollector, StatusCollector
 from penstock.server.metrics.series import Series, made
 from penstock.server.node.protocol.observer import Observer
+from penstock.server.roles.distinct_episodes import EPISODES
 from penstock.server.roles.distributor import Target
 from penstock.wire.errors import PenstockError
 from penstock.wire.left_reasons import LEFT_REASONS
@@ -86,6 +87,7 @@ class Metrics(Observer):
         self._bytes = Series("penstock_produced_bytes_total", registry)
         self._tokens = Series("penstock_tokens_packed_total", registry)
         self._padding = Series("penstock_padding_tokens_total", registry)
+        self._episodes = Series("penstock_batch_episodes_total", registry)
         self._items = Series("penstock_drawn_items_total", registry)
         self._fill = made(
             "penstock_packing_fill_ratio",
@@ -211,6 +213,8 @@ class Metrics(Observer):
     def produced(self, job: str, nbytes: int, counts: Mapping[str, int]) -> None:
         self._batches.add(1, job)
         self._bytes.add(nbytes, job)
+        if (episodes := counts.get(EPISODES, 0)) > 0:
+            self._episodes.add(episodes, job)
         tokens, padding = counts.get("tokens", 0), counts.get("padding_tokens", 0)
         # A user's collator may count anything under these names.
         if tokens > 0 and padding >= 0:

@@ -10,6 +10,7 @@
 * `tokenizer_file.py`: what these share.
 * `image.py`: pictures to pixels, with `picture_transform.py` (a user's pipeline of transforms) and
   `picture_sides.py` (how sizes are given).
+* `robot.py`: frames of robots' episodes to pixels of each camera.
 * `sound.py`: sound to arrays of points.
 * `video.py`: frames of videos to pixels; which frames, `frame_choice.py`.
 * `function_processor.py`: a user's function.
@@ -30,6 +31,7 @@ _PLACES = {
     "FunctionProcessor": "function_processor",
     "IdentityProcessor": "identity",
     "ImageProcessor": "image",
+    "RobotProcessor": "robot",
     "SoundProcessor": "sound",
     "TokenizeProcessor": "tokenize",
     "VideoProcessor": "video",
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from penstock.server.roles.processors.identity import IdentityProcessor
     from penstock.server.roles.processors.image import ImageProcessor
     from penstock.server.roles.processors.picture_conversation import ConversationProcessor
+    from penstock.server.roles.processors.robot import RobotProcessor
     from penstock.server.roles.processors.sound import SoundProcessor
     from penstock.server.roles.processors.tokenize import TokenizeProcessor
     from penstock.server.roles.processors.video import VideoProcessor
@@ -58,6 +61,7 @@ class _Builtins(Mapping[str, type[RawItemProcessor]]):
         "conversation": "ConversationProcessor",
         "image": "ImageProcessor",
         "sound": "SoundProcessor",
+        "robot": "RobotProcessor",
         "video": "VideoProcessor",
     }
 
@@ -82,6 +86,7 @@ __all__ = [
     "FunctionProcessor",
     "IdentityProcessor",
     "ImageProcessor",
+    "RobotProcessor",
     "SoundProcessor",
     "TokenizeProcessor",
     "VideoProcessor",
