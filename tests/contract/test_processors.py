@@ -7,6 +7,7 @@ import hashlib
 import json
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import pictures
+import videos
 from chats import CHATML, write_chat_folder
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.context import ProcessContext
@@ -25,6 +27,7 @@ from penstock.server.roles.processors import (
     FunctionProcessor,
     IdentityProcessor,
     ImageProcessor,
+    RobotProcessor,
     SoundProcessor,
     TokenizeProcessor,
 )
@@ -79,6 +82,13 @@ CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "b 
 
 SOUND = {"audio": written(drawn(0.3, 24000, 2), 24000, "flac"), "text": "a b", "end": 0.2}
 
+FILM = videos.written(replace(videos.H264, frames=6))
+FRAME = {
+    "index": np.int64(3),
+    "front": {"bytes": FILM, "path": "a.mp4", "times": [0.1, 0.0]},
+    "front_is_pad": np.array([False, True]),
+    "task": "wave",
+}
 
 CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     "identity": (lambda _: IdentityProcessor(), {"x": np.arange(3), "name": "a"}),
@@ -120,6 +130,11 @@ CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     "conversation without an answer": (
         lambda path: ConversationProcessor(path.parent / "qwen2_vl"),
         {"messages": CHAT[:1]},
+    ),
+    "robot": (lambda _: RobotProcessor(), FRAME),
+    "robot, pictures": (
+        lambda _: RobotProcessor(cameras=["left"]),
+        {"left": [{"bytes": JPEG, "path": None}] * 2, "left_is_pad": np.array([True, False])},
     ),
     "sound": (lambda _: SoundProcessor(columns=["text"]), SOUND),
     "sound, resampled": (

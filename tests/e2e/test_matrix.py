@@ -23,6 +23,7 @@ import pytest
 import soundfile
 
 import pictures
+import robots
 import sounds
 from chats import CHATML, write_chat_folder
 from harness import ENVIRONMENT, serving, write_job_file
@@ -284,6 +285,14 @@ JOBS |= {
         "batch_size": 2,
         "collator": "lists",
     },
+    "robots": {
+        "source": {
+            **{"type": "lerobot", "root": "robots"},
+            "delta_timestamps": {"action": [0, 0.1], robots.CAMERAS[0]: [-0.1, 0]},
+        },
+        "processor": {"type": "robot", "cameras": [*robots.CAMERAS[:2]]},
+        "batch_size": 2,
+    },
     "pictured": {
         "source": {"type": "jsonl", "files": "pictured.jsonl"},
         "media": {"dir": "pictures"},
@@ -351,6 +360,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(5):
         points = sounds.drawn(0.1 + 0.02 * number, 16000, seed=number)
         soundfile.write(folder / "sounds" / f"{number}.wav", points, 16000)
+    recorded = robots.RobotFolder(lengths=(3, 1, 4), cameras=robots.CAMERAS)
+    recorded.write(folder / "robots", robots.video_writer(recorded.fps))
     write_vision_folder(folder / "model", "qwen2_vl")
     pictured = [
         {

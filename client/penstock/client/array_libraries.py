@@ -49,6 +49,18 @@ class Arrays(Protocol):
         """Return the array where the condition holds, else a number."""
         ...
 
+    def numbers(self, numbers: np.ndarray, array: Array) -> Array:
+        """Return numbers of the host where the array lies; that may wait for a device."""
+        ...
+
+    def new(self, shape: tuple[int, ...], array: Array, dtype: str) -> Array:
+        """Return an array of a shape, of any content."""
+        ...
+
+    def contiguous(self, array: Array) -> Array:
+        """Return an array of the same elements, whose last dimension varies fastest."""
+        ...
+
     def roll(self, array: Array, by: int) -> Array:
         """Return (B, T) with each row moved on, its end at its beginning."""
         ...
@@ -74,6 +86,15 @@ class _ByNumpy:
 
     def where(self, condition: Array, array: Array, other: int) -> Array:
         return np.where(condition, array, other)
+
+    def numbers(self, numbers: np.ndarray, array: Array) -> Array:
+        return np.asarray(numbers, like=array)
+
+    def new(self, shape: tuple[int, ...], array: Array, dtype: str) -> Array:
+        return np.empty(shape, numpy_dtype(dtype), like=array)
+
+    def contiguous(self, array: Array) -> Array:
+        return np.ascontiguousarray(array)
 
     def roll(self, array: Array, by: int) -> Array:
         return np.roll(array, by, 1)
@@ -102,6 +123,15 @@ class _ByTorch:
 
     def where(self, condition: Array, array: Array, other: int) -> Array:
         return self._torch.where(condition, array, other)
+
+    def numbers(self, numbers: np.ndarray, array: Array) -> Array:
+        return self._torch.as_tensor(numbers).to(array.device)
+
+    def new(self, shape: tuple[int, ...], array: Array, dtype: str) -> Array:
+        return self._torch.empty(shape, dtype=self._dtype(dtype), device=array.device)
+
+    def contiguous(self, array: Array) -> Array:
+        return array.contiguous()
 
     def roll(self, array: Array, by: int) -> Array:
         return array.roll(by, 1)

@@ -16,6 +16,8 @@ COMMANDS: Mapping[str, Sequence[str]] = {
         "index",
         "plan",
         "size",
+        "validate",
+        "reshard",
         "token",
         "store",
         "ray",

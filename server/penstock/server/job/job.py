@@ -620,8 +620,13 @@ class Job:
         return unseen + self.remarks()
 
     def remarks(self) -> list[str]:
-        """Return what the draws of this job cost that they need not."""
-        return [line for roles in self.role_sets for line in roles.distributor.remarks()]
+        """Return what sources leave out, and what draws cost that they need not."""
+        said = [
+            f"source {name!r}: {line}"
+            for name, source in sorted(self.sources.items())
+            for line in source.remarks()
+        ]
+        return said + [line for roles in self.role_sets for line in roles.distributor.remarks()]
 
     def hand_over(self) -> list[HandedOver]:
         """Return what this process knows of the files of sources and media, for other processes."""

@@ -7,7 +7,7 @@ fetches items     which item next     raw item -> samples   samples -> rows    r
 
 | class | required | often overridden |
 |---|---|---|
-| `IndexedSource` | `__len__`, `fetch` | `fingerprint`, `heads`, `sizes`, `blocks`, `episodes` |
+| `IndexedSource` | `__len__`, `fetch` | `fingerprint`, `heads`, `blocks`, `episode_table` |
 | `StreamSource` | `shards`, `open`, `fingerprint` | `close` |
 | `DataDistributor` | `draw` or `open` | `draws` |
 | `RawItemProcessor` | `process` | `size`, `process_batch`, `setup`, `cut` |
@@ -84,6 +84,7 @@ __all__ = [
     "RawItem",
     "RawItemProcessor",
     "Reading",
+    "RobotProcessor",
     "Role",
     "Row",
     "Rows",

@@ -125,6 +125,10 @@ class Source(Role, ABC):
         """Return a sentence about content that `fingerprint` does not tell, or None."""
         return None
 
+    def remarks(self) -> list[str]:
+        """Return sentences about what is left out, and what reading costs that it need not."""
+        return []
+
     def check_identity(self) -> None:
         """Refuse invalid parameters, without the fingerprint, which reads data."""
         self.content()
@@ -246,7 +250,7 @@ class IndexedSource(Source):
         """Return the storage blocks; None = random access is cheap."""
         return None
 
-    def episodes(self) -> EpisodeTable | None:
+    def episode_table(self) -> EpisodeTable | None:
         """Return which items make an episode each; None = they are not known to belong together.
 
         The same in every process, and part of what `fingerprint` identifies.

@@ -9,6 +9,7 @@
   and `parts_template.py`; what becomes of a picture is in `penstock.server.media.families`.
 * `tokenizer_file.py`: what these share.
 * `image.py`: pictures to pixels, with `picture_transform.py` (a user's pipeline of transforms).
+* `robot.py`: frames of robots' episodes to pixels of each camera.
 * `sound.py`: sound to arrays of points.
 * `function_processor.py`: a user's function.
 """
@@ -28,6 +29,7 @@ _PLACES = {
     "FunctionProcessor": "function_processor",
     "IdentityProcessor": "identity",
     "ImageProcessor": "image",
+    "RobotProcessor": "robot",
     "SoundProcessor": "sound",
     "TokenizeProcessor": "tokenize",
 }
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.server.roles.processors.identity import IdentityProcessor
     from penstock.server.roles.processors.image import ImageProcessor
     from penstock.server.roles.processors.picture_conversation import ConversationProcessor
+    from penstock.server.roles.processors.robot import RobotProcessor
     from penstock.server.roles.processors.sound import SoundProcessor
     from penstock.server.roles.processors.tokenize import TokenizeProcessor
 else:  # decoders of pictures and sounds are not loaded for jobs of text
@@ -54,6 +57,7 @@ class _Builtins(Mapping[str, type[RawItemProcessor]]):
         "conversation": "ConversationProcessor",
         "image": "ImageProcessor",
         "sound": "SoundProcessor",
+        "robot": "RobotProcessor",
     }
 
     def __getitem__(self, name: str) -> type[RawItemProcessor]:
@@ -77,6 +81,7 @@ __all__ = [
     "FunctionProcessor",
     "IdentityProcessor",
     "ImageProcessor",
+    "RobotProcessor",
     "SoundProcessor",
     "TokenizeProcessor",
 ]
