@@ -12,7 +12,6 @@ from penstock.wire.errors import NoUsableNode, PenstockError, TlsFailed, Unreach
 from penstock.wire.transports import Transport
 from penstock.wire.v1 import feed_pb2
 
-
 NAMED = 6
 """A list of more addresses is not repeated before the reasons, which name each of them."""
 
