@@ -16,7 +16,7 @@ from nodes_cost import text
 from several_nodes import DRAWN, READ, nodes, ranks
 from support import HERE, table
 
-READERS, STEPS, COUNTS = 8, 96, (1, 2, 4)
+READERS, STEPS, COUNTS = 8, 64, (1, 2, 4)
 
 
 def run(url: str) -> None:

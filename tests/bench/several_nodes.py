@@ -56,8 +56,12 @@ class Nodes:
         self._pages = [f"127.0.0.1:{free_port()}" for _ in range(count)]
         self._running: dict[int, tuple[contextlib.ExitStack, subprocess.Popen[bytes]]] = {}
         self._ended: Counter[str] = Counter()
-        with ThreadPoolExecutor(count) as together:
-            list(together.map(self.start, range(count)))
+        try:
+            with ThreadPoolExecutor(count) as together:
+                list(together.map(self.start, range(count)))
+        except BaseException:
+            self.close()
+            raise
 
     def start(self, number: int) -> None:
         """Start a node, and return when it is ready."""
