@@ -1,10 +1,10 @@
 """Three nodes of 64 readers and 1,024 idle streams: whether memory grows, and what they ask.
 
-Each reader takes a batch a second and commits nothing; the idle streams, each on a connection of
-its own, accept nothing. Memory is the private memory of a node's processes, or of the process in
-which all readers are, every 5 seconds; its slope is that of least squares. Statements are those
-that PostgreSQL logs, with BEGIN and COMMIT. `BENCH_IDLE_S` (300) says for how long both are
-watched, first while readers read, then, for a third of it, while nobody does.
+Each reader is a process, forked of one that has imported the client; it takes a batch a second and
+commits nothing. The idle streams, each on a connection of its own, accept nothing. Memory is the
+private memory of a node's processes, or of all readers, every 5 seconds; its slope is that of least
+squares. Statements are those that PostgreSQL logs, with BEGIN and COMMIT. `BENCH_IDLE_S` (300) says
+for how long both are watched, first while readers read, then, for a third of it, while nobody does.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from collections.abc import Iterator
 import numpy as np
 import psutil
 from scale_costs import KIB, IdleStream, private_kib
-from several_nodes import Nodes, Ranks, nodes, server_folder
+from several_nodes import Nodes, nodes, server_folder
 from support import HERE, constant, postgresql, table
+
+from penstock.client import Loader
 
 COUNT, READERS, STREAMS, LOOK_S, WARM_S = 3, 64, 1024, 5.0, 30.0
 WATCHED_S = float(os.environ.get("BENCH_IDLE_S", "300"))
@@ -47,11 +49,11 @@ def run() -> None:
                     stream.wait_open()
                 time.sleep(WARM_S)
                 _watched("64 readers read", url, served, readers, WATCHED_S)
-            _watched("nobody reads", url, served, None, WATCHED_S / 3)
+            _watched("nobody reads", url, served, [], WATCHED_S / 3)
 
 
 def _watched(
-    what: str, url: str, served: Nodes, readers: psutil.Process | None, seconds: float
+    what: str, url: str, served: Nodes, readers: list[psutil.Process], seconds: float
 ) -> None:
     """Look at memory and statements for so long, and print what was found."""
     log = server_folder(url) / "log"
@@ -61,8 +63,8 @@ def _watched(
     while (now := time.monotonic() - began) < seconds:
         times.append(now)
         of = {f"node {number}": served.processes(number) for number in range(COUNT)}
-        if readers is not None:
-            of["readers, all in one process"] = [readers]
+        if readers:
+            of[f"{READERS} readers"] = readers
         for name, processes in of.items():
             looks.setdefault(name, []).append(sum(private_kib(each.pid) for each in processes))
         time.sleep(max(0.0, began + len(times) * LOOK_S - time.monotonic()))
@@ -100,8 +102,8 @@ def _log_statements(url: str) -> None:
 
 
 @contextlib.contextmanager
-def _reading(addresses: list[str]) -> Iterator[psutil.Process]:
-    """Have 64 readers read, in a process of their own; yield it once all have had a batch."""
+def _reading(addresses: list[str]) -> Iterator[list[psutil.Process]]:
+    """Have 64 readers read, and yield their processes once each has had a batch."""
     process = subprocess.Popen(
         [sys.executable, str(HERE / "idle.py"), *addresses],
         stdin=subprocess.PIPE,
@@ -110,10 +112,11 @@ def _reading(addresses: list[str]) -> Iterator[psutil.Process]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert process.stdout is not None
-    if process.stdout.readline() != "reading\n":
-        raise RuntimeError("the readers did not begin")
+    for _ in range(READERS):
+        if process.stdout.readline() != "reading\n":
+            raise RuntimeError("a reader did not begin")
     try:
-        yield psutil.Process(process.pid)
+        yield psutil.Process(process.pid).children()
     finally:
         process.communicate()  # the end of its input ends it
     if process.returncode:
@@ -121,13 +124,28 @@ def _reading(addresses: list[str]) -> Iterator[psutil.Process]:
 
 
 def _read(addresses: list[str]) -> None:
-    """Read a batch a second at each of 64 ranks until standard input ends."""
-    reading = Ranks(addresses, READERS, group="run")
-    reading.read(1)
-    print("reading", flush=True)
-    while not select.select([sys.stdin], [], [], 0)[0]:  # its end can be read, too
-        reading.read(2, 1.0)
-    reading.close()
+    """Fork 64 readers, which end with this process's standard input; wait for all of them."""
+    readers = []
+    for rank in range(READERS):
+        pid = os.fork()  # nothing of gRPC has run here
+        if pid == 0:
+            _read_slowly(addresses, rank)
+            return
+        readers.append(pid)
+    if any(os.waitpid(pid, 0)[1] for pid in readers):
+        sys.exit("a reader has failed")
+
+
+def _read_slowly(addresses: list[str], rank: int) -> None:
+    """Take a batch a second until standard input ends."""
+    target = ",".join(addresses)
+    of_run = {"group": "run", "attempt": "bench", "rank": rank, "world_size": READERS}
+    with Loader(target, "main", as_numpy=True, **of_run) as loader:  # torch is not what is measured
+        for number, _ in enumerate(loader):
+            if number == 0:
+                os.write(1, b"reading\n")
+            if select.select([sys.stdin], [], [], 1.0)[0]:  # its end can be read, too
+                return
 
 
 if __name__ == "__main__":

@@ -1,75 +1,84 @@
 """How many batches three nodes make more than once, while nothing happens and through an update.
 
-Eight ranks read small documents, packed, 32 batches a second in all. What was made beyond what was
-delivered, between two moments at which ranks have taken the same step and nothing more is made, was
-made again: ranks accept as far ahead at both. In an update each node drains, ends and starts again
-at its address, one after another; between two of them `BENCH_UPDATE_GAP_S` seconds pass, or none.
+Eight ranks read finite jobs to their ends, 16 batches a second in all: so all that was made beyond
+their batches was made again, and nothing ahead of readers counts. In an update each node drains,
+ends and starts again at its address, one after another; between two of them `BENCH_UPDATE_GAP_S`
+(60) seconds pass, or none. `BENCH_QUIET_S` (600) is how long nothing happens.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
-from several_nodes import MADE, Nodes, Ranks, nodes, ranks
-from support import HERE, table
+from several_nodes import MADE, Nodes, nodes, ranks
+from support import HERE, constant, table
 
-READERS, COUNT, WARM = 8, 3, 40
-STEP_S = 0.25
+READERS, COUNT, STEP_S = 8, 3, 0.5
 QUIET_S = float(os.environ.get("BENCH_QUIET_S", "600"))
 GAP_S = float(os.environ.get("BENCH_UPDATE_GAP_S", "60"))
-
-JOB = {
-    "lanes": 48,
-    "source": {"type": "items", "items": [{"n": n} for n in range(1000)]},
-    "function": f"{HERE / 'cheap.py'}:document",
-    "batcher": {"type": "best_fit", "max_tokens": 2048},
-    "collator": {"type": "packed", "pad_to": 2048},
-}
+START_S = 15.0
+"""As long as an update is reckoned to take for each node, but for the time between two."""
 
 
 def run(url: str) -> None:
-    """Print the table."""
-    rows = []
-    with (
-        nodes(url, {"main": JOB}, COUNT, workers=1) as served,
-        ranks(served.addresses, READERS, group="run") as reading,
-    ):
-        reading.read(WARM)
-        rows.append(_measured("nothing", served, reading, None))
-        rows.append(_measured(f"an update, {GAP_S:.0f} s between nodes", served, reading, GAP_S))
-        rows.append(_measured("an update, at once", served, reading, 0.0))
-    table(
-        f"Made again by {COUNT} nodes (goals: below 1 %, through an update below 5 %)",
-        ("what happens", "seconds", "delivered", "made again", "share", "longest gap, s"),
-        rows,
-    )
+    """Print a table for each case."""
+    cases: dict[str, tuple[float, Callable[[Nodes], None] | None]] = {
+        "nothing happens": (QUIET_S, None),
+        f"an update, {GAP_S:.0f} s between nodes": (COUNT * (START_S + GAP_S) + 60, _update(GAP_S)),
+        "an update, one at once after another": (COUNT * START_S + 60, _update(0.0)),
+    }
+    lengths = [round(seconds / STEP_S) * READERS for seconds, _ in cases.values()]
+    jobs = {f"job{number}": _job(length) for number, length in enumerate(lengths)}
+    with nodes(url, jobs, COUNT, workers=1) as served:
+        for (what, (_, happens)), (name, length) in zip(
+            cases.items(), zip(jobs, lengths, strict=True), strict=True
+        ):
+            _print(served, what, name, length, happens)
 
 
-def _measured(what: str, served: Nodes, reading: Ranks, gap_s: float | None) -> list[str]:
-    before = served.settled()[MADE]
-    began = time.monotonic()
-    if gap_s is None:
-        taken = reading.read(round(QUIET_S / STEP_S), STEP_S)
-    else:
-        # Units are back after 30 s and some steps: until then the last node's update lasts.
-        expected_s = COUNT * (gap_s + 15) + GAP_S
-        reading.begin(round(expected_s / STEP_S), STEP_S)
+def _job(batches: int) -> dict[str, Any]:
+    items = {"type": f"{HERE / 'roles.py'}:Numbers", "length": batches}
+    return constant(4096, lanes=48, source=items, epochs=1)
+
+
+def _update(gap_s: float) -> Callable[[Nodes], None]:
+    def happens(served: Nodes) -> None:
         for number in range(COUNT):
             served.end(number)
             served.start(number)
             time.sleep(gap_s)
+
+    return happens
+
+
+def _print(
+    served: Nodes, what: str, job: str, length: int, happens: Callable[[Nodes], None] | None
+) -> None:
+    before, began = served.settled()[MADE], time.monotonic()
+    with ranks(served.addresses, READERS, job, group="run") as reading:
+        reading.begin(length // READERS, STEP_S)
+        if happens is not None:
+            time.sleep(10 * STEP_S)
+            happens(served)
+        updated_s = time.monotonic() - began
         taken = reading.wait()
-    longest_s = max(b - a for each in taken for a, b in pairwise(each))
-    delivered = sum(map(len, taken))
-    made = served.settled()[MADE] - before
-    again = made - delivered
-    return [
-        what,
-        f"{time.monotonic() - began:.0f}",
-        f"{delivered:,}",
-        f"{again:,}",
-        f"{again / delivered:.2%}",
-        f"{longest_s:.1f}",
-    ]
+    took_s = time.monotonic() - began
+    again = served.settled()[MADE] - before - length
+    table(
+        f"Made again by {COUNT} nodes, {what} (goals: below 1 %, through an update below 5 %)",
+        ("seconds", "of them the update", "delivered", "made again", "share", "longest gap, s"),
+        [
+            (
+                f"{took_s:.0f}",
+                f"{updated_s:.0f}" if happens is not None else "-",
+                f"{sum(map(len, taken)):,}",
+                f"{again:,}",
+                f"{again / length:.2%}",
+                f"{max(b - a for each in taken for a, b in pairwise(each)):.1f}",
+            )
+        ],
+    )

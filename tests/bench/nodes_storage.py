@@ -1,7 +1,8 @@
 """What several nodes read from storage, beside what one reads for the same batches.
 
-Each case is read from step 0 by one, two and four nodes; bytes are those that nodes count as read
-from storage, when nothing more is made. `drawn` is what the items of all batches hold.
+Each case is read from step 0 by one, two and four nodes of one worker each; bytes are those that
+nodes count as read from storage, when nothing more is made. `drawn` is what the items of all
+batches hold.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from nodes_cost import text
 from several_nodes import DRAWN, READ, nodes, ranks
 from support import HERE, table
 
-READERS, STEPS, COUNTS = 8, 144, (1, 2, 4)
+READERS, STEPS, COUNTS = 8, 64, (1, 2, 4)
 
 
 def run(url: str) -> None:
@@ -41,7 +42,7 @@ def run(url: str) -> None:
 
 
 def _cases(folder: Path) -> dict[str, dict[str, Any]]:
-    blocks = _blocks(folder / "blocks.parquet", 192, MIB)
+    blocks = _blocks(folder / "blocks.parquet", 96, MIB)
     rows = {
         "source": {"type": "parquet", "files": str(blocks)},
         "function": f"{HERE / 'cheap.py'}:array_of",
@@ -53,16 +54,14 @@ def _cases(folder: Path) -> dict[str, dict[str, Any]]:
 
     return {
         "48 lanes in 16 groups": {**grouped(16), "lanes": 48},
-        "48 lanes, groups by default": {**rows, "lanes": 48},
         "12 lanes in 4 groups": {**grouped(4), "lanes": 12},
-        "48 lanes in 48 groups": {**grouped(48), "lanes": 48},
         "text, 48 lanes, groups by default": text(),
     }
 
 
 def _read(url: str, job: dict[str, Any], count: int) -> tuple[int, int]:
     with (
-        nodes(url, {"main": job}, count) as served,
+        nodes(url, {"main": job}, count, workers=1) as served,
         ranks(served.addresses, READERS) as reading,
     ):
         reading.read(STEPS)

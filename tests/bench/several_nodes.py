@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -55,8 +56,12 @@ class Nodes:
         self._pages = [f"127.0.0.1:{free_port()}" for _ in range(count)]
         self._running: dict[int, tuple[contextlib.ExitStack, subprocess.Popen[bytes]]] = {}
         self._ended: Counter[str] = Counter()
-        for number in range(count):
-            self.start(number)
+        try:
+            with ThreadPoolExecutor(count) as together:
+                list(together.map(self.start, range(count)))
+        except BaseException:
+            self.close()
+            raise
 
     def start(self, number: int) -> None:
         """Start a node, and return when it is ready."""
