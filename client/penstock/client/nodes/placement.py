@@ -21,7 +21,8 @@ from penstock.client.nodes.dealing import deal
 HEALTHY_S = 30.0
 """So long a node must have answered before units go to it, and so long nothing may have been left:
 a node that starts again and again would take its units each time, to leave them half a minute
-later."""
+later. One that has drained was ended on purpose and without a replay: it counts as healthy as soon
+as it answers, or an update that is faster than this would pile all units up on the last node."""
 
 FORGOTTEN_S = 300.0
 """A node that was left, and is not known any more, is dealt to as one that is away for so long:
@@ -68,11 +69,13 @@ class LeftNode(NamedTuple):
         why: In words.
         since_s: Since when.
         for_good: It refuses what others serve: it is not tried before it has started again.
+        drained: It has said itself that it shuts down.
     """
 
     why: str
     since_s: float
     for_good: bool
+    drained: bool = False
 
 
 @dataclass
@@ -151,20 +154,26 @@ class Placement:
             if name not in used and not is_awaited:
                 del self._nodes[name]
 
-    def leave(self, name: str, why: str, now_s: float, *, for_good: bool = False) -> None:
+    def leave(
+        self, name: str, why: str, now_s: float, *, for_good: bool = False, drained: bool = False
+    ) -> None:
         """Ask a node for nothing any more: it broke, drains, says nothing, or refuses."""
         node = self._nodes.get(name)
         if node is None:
             return
         since_s = now_s if node.left is None else node.left.since_s
-        node.left = LeftNode(why, since_s, for_good)
-        self._troubled_s = now_s
+        # What breaks after that is its end.
+        drained = not for_good and (drained or (node.left is not None and node.left.drained))
+        node.left = LeftNode(why, since_s, for_good, drained)
+        if not drained:
+            self._troubled_s = now_s
 
     def answers(self, name: str, now_s: float) -> None:
         """Note that a node that was left answers again."""
         node = self._nodes.get(name)
         if node is not None and node.left is not None:
-            node.left, node.healthy_s = None, now_s
+            node.healthy_s = now_s - HEALTHY_S if node.left.drained else now_s
+            node.left = None
 
     # --- what is asked of it ---
 

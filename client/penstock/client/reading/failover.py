@@ -184,7 +184,7 @@ class Failover:
             return False  # it is there, and only the stream broke, or it says what it waits for
         else:
             why = error.message
-        return self._leave(name, why)
+        return self._leave(name, why, drained=route.drains)
 
     def _is_back(self, name: str) -> bool:
         """Tell whether a node is there whose stream has broken a moment ago."""
@@ -250,7 +250,8 @@ class Failover:
         self._placement.know({node.node_id: node.workers for node in nodes}, now_s)
         for node in draining:
             if node.node_id not in self._placement.left:
-                self._placement.leave(node.node_id, f"{node.target} shuts down", now_s)
+                why = f"{node.target} shuts down"
+                self._placement.leave(node.node_id, why, now_s, drained=True)
 
     def _look_for_silence(self, now_s: float) -> None:
         """Leave nodes that say nothing though they owe something, where there are others."""
@@ -346,7 +347,9 @@ class Failover:
         with self._lock:
             return any(other != name for other in self._placement.usable)
 
-    def _leave(self, name: str, why: str, *, for_good: bool = False) -> bool:
+    def _leave(
+        self, name: str, why: str, *, for_good: bool = False, drained: bool = False
+    ) -> bool:
         """Leave a node, unless it is the last that may be asked; tell whether it was left.
 
         One that refuses is left even then: others are waited for, which have only broken.
@@ -357,7 +360,7 @@ class Failover:
             if not for_good and not self._has_other(name):
                 return False
             now_s = time.monotonic()
-            self._placement.leave(name, why, now_s, for_good=for_good)
+            self._placement.leave(name, why, now_s, for_good=for_good, drained=drained)
             self._settle(now_s)
             return True
 
