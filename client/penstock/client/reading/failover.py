@@ -347,9 +347,7 @@ class Failover:
         with self._lock:
             return any(other != name for other in self._placement.usable)
 
-    def _leave(
-        self, name: str, why: str, *, for_good: bool = False, drained: bool = False
-    ) -> bool:
+    def _leave(self, name: str, why: str, *, for_good: bool = False, drained: bool = False) -> bool:
         """Leave a node, unless it is the last that may be asked; tell whether it was left.
 
         One that refuses is left even then: others are waited for, which have only broken.
