@@ -58,6 +58,7 @@ NAMES = (
     "commits",
     "resume",
     "failover",
+    "rolling",
     "scale",
     "nodes",
     "idle",

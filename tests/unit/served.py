@@ -332,6 +332,14 @@ class ServedNode:
         """Cut every stream and close the port."""
         self._run(self._open.aclose())
 
+    def drain(self, grace_s: float = DEADLINE_S) -> None:
+        """End as at SIGTERM: hand over what is made, save, and close the port."""
+        self._run(self._drain(grace_s))
+        self.stop()
+
+    async def _drain(self, grace_s: float) -> None:
+        await asyncio.gather(self.service.drain(grace_s), self.service.node.drain(grace_s))
+
     async def _start(self) -> None:
         store = self.store = MemoryStore(self.memory)
         await store.open()

@@ -171,7 +171,7 @@ def scraped() -> str:
         "started_at": 1.0,
         "start_s": 0.5,
         "memory": {"server": 1},
-        "store": {"away_s": 0.0, "snapshots_waiting": 0},
+        "store": {"away_s": 0.0, "snapshots_waiting": 0, "shared": False},
         "jobs": [job],
     }
     metrics.watch(lambda: status)

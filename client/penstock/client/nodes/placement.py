@@ -22,7 +22,8 @@ from penstock.wire.v1 import feed_pb2
 HEALTHY_S = 30.0
 """So long a node must have answered before units go to it, and so long nothing may have been left:
 a node that starts again and again would take its units each time, to leave them half a minute
-later."""
+later. One that has drained was ended on purpose and without a replay: it counts as healthy as soon
+as it answers, or an update that is faster than this would pile all units up on the last node."""
 
 FORGOTTEN_S = 300.0
 """A node that was left, and is not known any more, is dealt to as one that is away for so long:
@@ -76,6 +77,11 @@ class LeftNode(NamedTuple):
     since_s: float
     for_good: bool
     because: feed_pb2.LeftBecause
+
+    @property
+    def drained(self) -> bool:
+        """Tell whether it has said itself that it shuts down."""
+        return self.because == feed_pb2.LEFT_DRAINS
 
 
 @dataclass
@@ -168,14 +174,18 @@ class Placement:
         if node is None:
             return
         since_s = now_s if node.left is None else node.left.since_s
+        if not for_good and node.left is not None and node.left.drained:
+            because = feed_pb2.LEFT_DRAINS  # what breaks after that is its end
         node.left = LeftNode(why, since_s, for_good, because)
-        self._troubled_s = now_s
+        if not node.left.drained:
+            self._troubled_s = now_s
 
     def answers(self, name: str, now_s: float) -> None:
         """Note that a node that was left answers again."""
         node = self._nodes.get(name)
         if node is not None and node.left is not None:
-            node.left, node.healthy_s = None, now_s
+            node.healthy_s = now_s - HEALTHY_S if node.left.drained else now_s
+            node.left = None
 
     # --- what is asked of it ---
 

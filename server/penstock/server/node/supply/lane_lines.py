@@ -73,7 +73,7 @@ class LaneLines:
         job, offset, seekable = log.job, entry.key.offset, self.seekable(log.job, lane.lane)
         try:
             snapshot = None
-            if not seekable and offset >= job.snapshot_every:
+            if not seekable and offset:  # one that drained leaves some anywhere
                 snapshot = await self._snapshots.nearest(job.log_id, lane.lane, offset)
             base = snapshot.offset if snapshot is not None else 0
             line = lane.find_line(offset, offset + 1)
