@@ -31,6 +31,7 @@ from penstock.wire.errors import (
     OtherStore,
     PenstockError,
     ProtocolMismatch,
+    StoreUnavailable,
     Unauthenticated,
     UnknownJob,
     Unreachable,
@@ -179,7 +180,7 @@ class Failover:
             why = f"{route.node.target} shuts down"
         elif troubled_s >= SILENT_S:
             why = error.message
-        elif type(error) is not Unreachable or self._is_back(name):
+        elif type(error) not in (Unreachable, StoreUnavailable) or self._is_back(name):
             return False  # it is there, and only the stream broke, or it says what it waits for
         else:
             why = error.message
@@ -317,7 +318,10 @@ class Failover:
         threading.Thread(target=ask, name="penstock-ask-node", daemon=True).start()
 
     def _answers(self, name: str, timeout_s: float) -> bool:
-        """Tell whether a node is there, serves the log that is read, and stays."""
+        """Tell whether a node is there, serves the log that is read, and stays.
+
+        One that cannot check attempts answers, too: it would refuse the streams of a group.
+        """
         node, session = self._nodes[name], self._session
         request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job=session.job)
         try:
@@ -333,8 +337,9 @@ class Failover:
                     return False
                 del self._refused[name]
                 self._placement.leave(name, left.why, time.monotonic())  # not for good any more
-        serves = reply.log_id == session.log_id and not reply.draining
-        return serves and (not session.group or reply.store == session.store)
+        if reply.log_id != session.log_id or reply.draining or (session.token and reply.unchecked):
+            return False
+        return not session.group or reply.store == session.store
 
     # --- what changes ---
 

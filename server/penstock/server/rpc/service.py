@@ -270,6 +270,7 @@ class Service:
             max_body_bytes=0 if job is None else self.node.largest_body_bytes(job),
             workers=len(self.node.workers),
             draining=self.draining.is_set(),
+            unchecked=self.following.is_unchecked,
             numbered=self.node.numbering,
             count=self.node.count,
         )

@@ -179,11 +179,25 @@ def lost(error: BaseException) -> bool:
     return isinstance(error, psycopg.OperationalError) and error.sqlstate is None
 
 
+_CERTIFICATE = (
+    "name the file of the authority that signed the server's certificate by sslrootcert, and the "
+    "server by a host that the certificate is for"
+)
+_SERVICE = "name one that the file of PGSERVICEFILE has, in [brackets]"
+
 REMEDIES = {
     "no password supplied": "give the role's password in the file that PGPASSFILE names, which "
     "its owner alone may read, in a line host:port:database:user:password, or by PENSTOCK_STORE",
     "password authentication failed": "correct the role's password where it is given: in the "
     "file that PGPASSFILE names, in PENSTOCK_STORE or in PGPASSWORD",
+    "no pg_hba.conf entry": "have the server's pg_hba.conf let this host, role and database in, or "
+    "connect as it asks, say with sslmode=require",
+    "SSL was required": "turn TLS on in the server, or leave sslmode out where nobody listens",
+    "certificate verify failed": _CERTIFICATE,
+    "root certificate file": _CERTIFICATE,
+    "does not match host name": _CERTIFICATE,
+    "definition of service": _SERVICE,
+    "service file": _SERVICE,
     'role "': "create the role, or name another in the address, as ?user=NAME",
     'database "': "create the database, with the role as its owner, or name another in the address",
     "resolve host": "check the host in the address",
