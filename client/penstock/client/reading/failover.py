@@ -191,7 +191,7 @@ class Failover:
         end_s = time.monotonic() + RECONNECT_S
         for pause_s in (*TRY_AGAIN_S, 0.0):
             left_s = end_s - time.monotonic()
-            if left_s <= 0 or self._answers(name, left_s):
+            if left_s <= 0 or not self._trouble(name, left_s):
                 return left_s > 0
             self._closed.wait(pause_s)
         return False
@@ -297,7 +297,7 @@ class Failover:
 
         def ask() -> None:
             try:
-                answers = self._answers(name, PROBE_S)
+                trouble = self._trouble(name, PROBE_S)
             finally:
                 with self._lock:
                     self._probing.discard(name)
@@ -305,41 +305,41 @@ class Failover:
                 return
             with self._lock:
                 left = self._placement.left.get(name)
-                if left is not None and answers and not left.for_good:
+                if left is not None and not trouble and not left.for_good:
                     self._placement.answers(name, time.monotonic())
                     self._known.look_again(name)
                     self._wake.set()
-                elif left is None and not answers and self._has_other(name):
-                    target = self._nodes[name].target
-                    self._leave(name, f"{target} does not answer within {PROBE_S:.0f} s")
-                elif silence is not None and answers:
+                elif left is None and trouble and self._has_other(name):
+                    self._leave(name, trouble)
+                elif silence is not None and not trouble:
                     silence.note_answer(time.monotonic())
 
         threading.Thread(target=ask, name="penstock-ask-node", daemon=True).start()
 
-    def _answers(self, name: str, timeout_s: float) -> bool:
-        """Tell whether a node is there, serves the log that is read, and stays.
-
-        One that cannot check attempts answers, too: it would refuse the streams of a group.
-        """
+    def _trouble(self, name: str, timeout_s: float) -> str:
+        """Return why a node cannot be read now: empty if it is there, serves the log, and stays."""
         node, session = self._nodes[name], self._session
         request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job=session.job)
         try:
             data = node.transport.unary("Feed/Describe", request.SerializeToString(), timeout_s)
             reply = parse(feed_pb2.DescribeReply, data)
         except (PenstockError, ValueError):  # gRPC's, of a channel that was closed meanwhile
-            return False
+            return f"{node.target} does not answer within {PROBE_S:.0f} s"
         with self._lock:
             left = self._placement.left.get(name)
             if left is not None and left.for_good and reply.node:
                 before = self._refused.setdefault(name, reply.node)
                 if before == reply.node:
-                    return False
+                    return left.why
                 del self._refused[name]
                 self._placement.leave(name, left.why, time.monotonic())  # not for good any more
-        if reply.log_id != session.log_id or reply.draining or (session.token and reply.unchecked):
-            return False
-        return not session.group or reply.store == session.store
+        if reply.draining:
+            return f"{node.target} shuts down"
+        if reply.log_id != session.log_id or (session.group and reply.store != session.store):
+            return f"{node.target} serves another log now, or from another store"
+        if session.token and reply.unchecked:
+            return f"{node.target} has not reached the store for a minute, so it serves no attempt"
+        return ""
 
     # --- what changes ---
 
