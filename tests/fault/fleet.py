@@ -21,7 +21,7 @@ from invariants import check_bounds, eventually
 from links import Link
 from penstock.wire.errors import PenstockError
 
-NODES, PROGRESS_S = 3, 120.0
+NODES, PROGRESS_S = 3, 240.0
 LARGEST_BATCH = 64 << 10
 
 FAULTS = {

@@ -22,7 +22,7 @@ FAULTS = int(os.environ.get("FLEET_FAULTS", "200"))
 
 @pytest.mark.parametrize("job", ["drawn", "sized"])
 @pytest.mark.parametrize("faults", [pytest.param(10, id="few"), pytest.param(FAULTS, id="many")])
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1800 + 30 * FAULTS)
 def test_a_group_is_read_exactly_through_faults_of_all_processes(
     tmp_path: Path, faults: int, job: str
 ) -> None:

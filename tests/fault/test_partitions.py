@@ -23,7 +23,7 @@ from penstock.server.rpc.following import UNCHECKED_S
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
-JOB, WORLD_SIZE, DEADLINE_S = "drawn", 2, 180.0
+JOB, WORLD_SIZE, DEADLINE_S = "drawn", 2, 300.0
 
 
 class Site:
@@ -60,7 +60,11 @@ class Site:
             stack.callback(node.close)
             self.nodes.append(node.start(wait=False))
         for node in self.nodes:
-            eventually(lambda node=node: bool(node.address), DEADLINE_S, "a node is ready")
+            eventually(
+                lambda node=node: bool(node.address) or node.process.poll() is not None,
+                DEADLINE_S, "a node is ready",
+            )  # fmt: skip
+            assert node.address, node.lines
         self.target = ",".join(node.address for node in self.nodes)
 
     def mend(self) -> None:

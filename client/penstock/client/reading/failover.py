@@ -31,6 +31,7 @@ from penstock.wire.errors import (
     OtherStore,
     PenstockError,
     ProtocolMismatch,
+    StoreUnavailable,
     Unauthenticated,
     UnknownJob,
     Unreachable,
@@ -181,7 +182,7 @@ class Failover:
             why, because = f"{route.node.target} shuts down", feed_pb2.LEFT_DRAINS
         elif troubled_s >= SILENT_S:
             why = error.message
-        elif type(error) is not Unreachable or self._is_back(name):
+        elif type(error) not in (Unreachable, StoreUnavailable) or self._is_back(name):
             return False  # it is there, and only the stream broke, or it says what it waits for
         else:
             why = error.message
@@ -192,7 +193,7 @@ class Failover:
         end_s = time.monotonic() + RECONNECT_S
         for pause_s in (*TRY_AGAIN_S, 0.0):
             left_s = end_s - time.monotonic()
-            if left_s <= 0 or self._answers(name, left_s):
+            if left_s <= 0 or not self._trouble(name, left_s):
                 return left_s > 0
             self._closed.wait(pause_s)
         return False
@@ -305,7 +306,7 @@ class Failover:
 
         def ask() -> None:
             try:
-                answers = self._answers(name, PROBE_S)
+                trouble = self._trouble(name, PROBE_S)
             finally:
                 with self._lock:
                     self._probing.discard(name)
@@ -313,39 +314,44 @@ class Failover:
                 return
             with self._lock:
                 left = self._placement.left.get(name)
-                if left is not None and answers and not left.for_good:
+                if left is not None and not trouble and not left.for_good:
                     self._placement.answers(name, time.monotonic())
                     self._known.look_again(name)
                     self._wake.set()
-                elif left is None and not answers and self._has_other(name):
-                    target = self._nodes[name].target
-                    why = f"{target} does not answer within {PROBE_S:.0f} s"
-                    self._leave(name, why, feed_pb2.LEFT_SILENT)
-                elif silence is not None and answers:
+                elif left is None and trouble and self._has_other(name):
+                    self._leave(name, *trouble)
+                elif silence is not None and not trouble:
                     silence.note_answer(time.monotonic())
 
         threading.Thread(target=ask, name="penstock-ask-node", daemon=True).start()
 
-    def _answers(self, name: str, timeout_s: float) -> bool:
-        """Tell whether a node is there, serves the log that is read, and stays."""
+    def _trouble(self, name: str, timeout_s: float) -> tuple[str, feed_pb2.LeftBecause] | None:
+        """Return why a node cannot be read now; None = it is there, serves the log, and stays."""
         node, session = self._nodes[name], self._session
         request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job=session.job)
         try:
             data = node.transport.unary("Feed/Describe", request.SerializeToString(), timeout_s)
             reply = parse(feed_pb2.DescribeReply, data)
         except (PenstockError, ValueError):  # gRPC's, of a channel that was closed meanwhile
-            return False
+            return f"{node.target} does not answer within {PROBE_S:.0f} s", feed_pb2.LEFT_SILENT
         with self._lock:
             left = self._placement.left.get(name)
             if left is not None and left.for_good and reply.node:
                 before = self._refused.setdefault(name, reply.node)
                 if before == reply.node:
-                    return False
+                    return left.why, left.because
                 del self._refused[name]
                 # Not for good any more.
                 self._placement.leave(name, left.why, time.monotonic(), left.because)
-        serves = reply.log_id == session.log_id and not reply.draining
-        return serves and (not session.group or reply.store == session.store)
+        if reply.draining:
+            return f"{node.target} shuts down", feed_pb2.LEFT_DRAINS
+        if reply.log_id != session.log_id or (session.group and reply.store != session.store):
+            why = f"{node.target} serves another log now, or from another store"
+            return why, feed_pb2.LEFT_REFUSES
+        if session.token and reply.unchecked:
+            why = f"{node.target} has not reached the store for a minute, so it serves no attempt"
+            return why, feed_pb2.LEFT_REFUSES
+        return None
 
     # --- what changes ---
 

@@ -66,7 +66,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., count: bool = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("protocol", "server_version", "node", "store", "job", "log_id", "lanes", "batches_per_step", "batches", "keys", "max_body_bytes", "jobs", "node_id", "finite", "layout", "labels_shifted", "ignore_index", "sets", "counting", "counted_so_far", "units", "workers", "snapshot_every", "draining", "incarnation")
+    __slots__ = ("protocol", "server_version", "node", "store", "job", "log_id", "lanes", "batches_per_step", "batches", "keys", "max_body_bytes", "jobs", "node_id", "finite", "layout", "labels_shifted", "ignore_index", "sets", "counting", "counted_so_far", "units", "workers", "snapshot_every", "draining", "incarnation", "unchecked")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class DescribeReply(_message.Message):
     SNAPSHOT_EVERY_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    UNCHECKED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     server_version: str
     node: str
@@ -117,7 +118,8 @@ class DescribeReply(_message.Message):
     snapshot_every: int
     draining: bool
     incarnation: int
-    def __init__(self, protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., node: _Optional[str] = ..., store: _Optional[str] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeySpec, _Mapping]]] = ..., max_body_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ..., finite: bool = ..., layout: _Optional[str] = ..., labels_shifted: bool = ..., ignore_index: _Optional[int] = ..., sets: _Optional[_Iterable[_Union[SetSpec, _Mapping]]] = ..., counting: bool = ..., counted_so_far: _Optional[str] = ..., units: _Optional[_Iterable[int]] = ..., workers: _Optional[int] = ..., snapshot_every: _Optional[int] = ..., draining: bool = ..., incarnation: _Optional[int] = ...) -> None: ...
+    unchecked: bool
+    def __init__(self, protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., node: _Optional[str] = ..., store: _Optional[str] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeySpec, _Mapping]]] = ..., max_body_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ..., finite: bool = ..., layout: _Optional[str] = ..., labels_shifted: bool = ..., ignore_index: _Optional[int] = ..., sets: _Optional[_Iterable[_Union[SetSpec, _Mapping]]] = ..., counting: bool = ..., counted_so_far: _Optional[str] = ..., units: _Optional[_Iterable[int]] = ..., workers: _Optional[int] = ..., snapshot_every: _Optional[int] = ..., draining: bool = ..., incarnation: _Optional[int] = ..., unchecked: bool = ...) -> None: ...
 
 class SetSpec(_message.Message):
     __slots__ = ("name", "share", "layout", "labels_shifted", "ignore_index")

@@ -55,6 +55,7 @@ def describe(
     max_body_bytes: int = 0,
     workers: int = 0,
     draining: bool = False,
+    unchecked: bool = False,
     numbered: Callable[[Job], Numbering] = Job.numbering,
     count: Callable[[Job], SoFar | None] = lambda _: None,
 ) -> feed_pb2.DescribeReply:
@@ -70,6 +71,7 @@ def describe(
         max_body_bytes: The same.
         workers: The same.
         draining: The same.
+        unchecked: The same.
         numbered: Gives what is known of a job's order.
         count: Has a finite job counted for a while; says how far that is, None = it was done.
 
@@ -88,6 +90,7 @@ def describe(
         incarnation=incarnation,
         workers=workers,
         draining=draining,
+        unchecked=unchecked,
     )
     if not request.job and len(jobs) != 1:
         return reply

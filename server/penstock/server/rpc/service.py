@@ -286,6 +286,7 @@ class Service:
             max_body_bytes=0 if job is None else self.node.largest_body_bytes(job),
             workers=len(self.node.workers),
             draining=self.hand_over.has_begun,
+            unchecked=self.following.is_unchecked,
             numbered=self.node.numbering,
             count=self.node.count,
         )

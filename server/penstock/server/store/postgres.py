@@ -317,12 +317,12 @@ class _Queue:
 
     async def _end_unheard(self, tasks: Iterable[_Call]) -> None:
         """End the sessions of nodes that hold what calls wait for, and are not heard of."""
-        connection = self._connection
-        if connection is None:
+        connection, numbers = self._connection, self._locks(tasks)
+        if connection is None or not numbers:
             return
         try:
             async with asyncio.timeout(TRIP_S):
-                ended = await connection.execute(*end_unheard(self._locks(tasks)))
+                ended = await connection.execute(*end_unheard(numbers))
                 await connection.sync()
                 if ended.rowcount:
                     logger.warning(

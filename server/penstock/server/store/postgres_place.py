@@ -195,6 +195,11 @@ def lost(error: BaseException) -> bool:
 
 _FULL = ("too many c", "remaining connection slots")
 """Words of a server that is full; the others are said to all but superusers, before it is."""
+_CERTIFICATE = (
+    "name the file of the authority that signed the server's certificate by sslrootcert, and the "
+    "server by a host that the certificate is for"
+)
+_SERVICE = "name one that the file of PGSERVICEFILE has, in [brackets]"
 
 REMEDIES = {
     "no password supplied": "give the role's password in the file that PGPASSFILE names, which "
@@ -204,6 +209,14 @@ REMEDIES = {
     "not permitted to log in": "ALTER ROLE ... LOGIN, or name another role in the address",
     "not currently accepting connections": "ALTER DATABASE ... ALLOW_CONNECTIONS true, or name "
     "another database in the address",
+    "no pg_hba.conf entry": "have the server's pg_hba.conf let this host, role and database in, or "
+    "connect as it asks, say with sslmode=require",
+    "SSL was required": "turn TLS on in the server, or leave sslmode out where nobody listens",
+    "certificate verify failed": _CERTIFICATE,
+    "root certificate file": _CERTIFICATE,
+    "does not match host name": _CERTIFICATE,
+    "definition of service": _SERVICE,
+    "service file": _SERVICE,
     'role "': "create the role, or name another in the address, as ?user=NAME",
     'database "': "create the database, with the role as its owner, or name another in the address",
     "resolve host": "check the host in the address",
