@@ -11,7 +11,7 @@
 * `image.py`: pictures to pixels, with `picture_transform.py` (a user's pipeline of transforms) and
   `picture_sides.py` (how sizes are given).
 * `sound.py`: sound to arrays of points.
-* `video.py`: frames of videos to pixels; which frames, `frame_choice.py`.
+* `video.py`: frames of videos to pixels.
 * `function_processor.py`: a user's function.
 """
 
