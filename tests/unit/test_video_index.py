@@ -173,7 +173,7 @@ def test_what_is_cut_off_has_the_frames_before_the_first_gap() -> None:
         (b"#EXTM3U\n#EXT-X-VERSION:3\n#EXTINF:1,\n/etc/passwd\n", "libav says"),
         (b"ffconcat version 1.0\nfile /etc/passwd\n", "libav says"),
         (videos.without_frames(), "it holds no video"),
-        (videos.cut_off(videos.film("H.264"), 0.6), "its table of frames is missing"),
+        (videos.cut_off(videos.film("H.264"), 0.6), "its table of frames is missing or damaged"),
     ],
     ids=["nothing", "text", "a playlist", "a list of files", "no frames", "no table"],
 )

@@ -89,7 +89,7 @@ class OpenVideo:
             if self.head[4:8] != b"ftyp":
                 raise
             raise BadVideo(  # of an mp4, which is written with its table at its end
-                f"its table of frames is missing, or damaged, as where writing it broke off: {error}"
+                f"its table of frames is missing or damaged, as where writing it broke off: {error}"
             ) from error
         try:
             if self.container.format.name not in CONTAINERS:
