@@ -80,6 +80,7 @@ NAMES = (
     "media_memory",
     "sound",
     "frame_pixels",
+    "video",
 )
 
 

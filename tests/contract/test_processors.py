@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import pictures
+import videos
 from chats import CHATML, write_chat_folder
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.context import ProcessContext
@@ -27,6 +28,7 @@ from penstock.server.roles.processors import (
     ImageProcessor,
     SoundProcessor,
     TokenizeProcessor,
+    VideoProcessor,
 )
 from penstock.server.testing import check_processor
 from penstock.wire.errors import InvalidJob
@@ -80,6 +82,9 @@ CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "b 
 SOUND = {"audio": written(drawn(0.3, 24000, 2), 24000, "flac"), "text": "a b", "end": 0.2}
 
 
+VIDEO = {"video": videos.film("H.264"), "text": "a b", "frames": [50, 3, 3]}
+
+
 CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     "identity": (lambda _: IdentityProcessor(), {"x": np.arange(3), "name": "a"}),
     "identity, renamed": (
@@ -129,6 +134,15 @@ CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     "sound by tokens": (
         lambda _: SoundProcessor(channels="all", tokens_per_second=12.5),
         {"audio": {"bytes": SOUND["audio"], "path": "a.flac"}},
+    ),
+    "video": (lambda _: VideoProcessor(columns=["text"], fps=5), VIDEO),
+    "video, by numbers": (
+        lambda _: VideoProcessor(numbers="frames", resize="exact", resize_to=[30, 40]),
+        VIDEO,
+    ),
+    "video, planes": (
+        lambda _: VideoProcessor(nframes=7, pixels="yuv420p"),
+        {"video": {"bytes": VIDEO["video"], "path": "a.mp4"}},
     ),
     "function": (lambda _: FunctionProcessor(noisy), {"x": np.arange(3.0)}),
     "function of many": (lambda _: FunctionProcessor(several), {"x": [1, 2]}),

@@ -96,6 +96,7 @@ __all__ = [
     "Target",
     "TokenizeProcessor",
     "ValueLayout",
+    "VideoProcessor",
     "VlmCollator",
     "WindowPackingBatcher",
 ]

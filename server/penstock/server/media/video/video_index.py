@@ -104,6 +104,11 @@ class VideoIndex:
         return self.times.astype(np.float64) * base.numerator / base.denominator
 
     @property
+    def nbytes(self) -> int:
+        """Return how many bytes its arrays take."""
+        return sum(getattr(self, name).nbytes for name in _ARRAYS)
+
+    @property
     def turns(self) -> int:
         """Return how often pictures are turned by 90 degrees counterclockwise."""
         return self.rotation // 90
@@ -191,11 +196,11 @@ class VideoIndex:
         return zlib.compress(_HEAD.pack(len(head)) + head + b"".join(bodies), 1)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> VideoIndex | None:
-        """Return what `to_bytes` gave; None = it is of another format.
+    def from_bytes(cls, data: bytes) -> VideoIndex:
+        """Return what `to_bytes` gave.
 
         Raises:
-            ValueError: It is damaged.
+            ValueError: It is damaged, or of another format.
         """
         try:
             whole = zlib.decompress(data)
@@ -203,7 +208,7 @@ class VideoIndex:
             at = _HEAD.size + length
             said = json.loads(whole[_HEAD.size : at])
             if said.pop("format") != INDEX_FORMAT:
-                return None
+                raise ValueError("an index of a video is of another format")
             for name in ("rate", "time_base"):
                 said[name] = Fraction(said[name])
             matrix, full_range, siting = said["colours"]

@@ -8,8 +8,10 @@
 * `picture_conversation.py`: conversations with pictures, with `picture_turns.py` (where these are)
   and `parts_template.py`; what becomes of a picture is in `penstock.server.media.families`.
 * `tokenizer_file.py`: what these share.
-* `image.py`: pictures to pixels, with `picture_transform.py` (a user's pipeline of transforms).
+* `image.py`: pictures to pixels, with `picture_transform.py` (a user's pipeline of transforms) and
+  `picture_sides.py` (how sizes are given).
 * `sound.py`: sound to arrays of points.
+* `video.py`: frames of videos to pixels.
 * `function_processor.py`: a user's function.
 """
 
@@ -30,6 +32,7 @@ _PLACES = {
     "ImageProcessor": "image",
     "SoundProcessor": "sound",
     "TokenizeProcessor": "tokenize",
+    "VideoProcessor": "video",
 }
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from penstock.server.roles.processors.picture_conversation import ConversationProcessor
     from penstock.server.roles.processors.sound import SoundProcessor
     from penstock.server.roles.processors.tokenize import TokenizeProcessor
+    from penstock.server.roles.processors.video import VideoProcessor
 else:  # decoders of pictures and sounds are not loaded for jobs of text
     __getattr__ = lazy_names(__name__, _PLACES)
 
@@ -54,6 +58,7 @@ class _Builtins(Mapping[str, type[RawItemProcessor]]):
         "conversation": "ConversationProcessor",
         "image": "ImageProcessor",
         "sound": "SoundProcessor",
+        "video": "VideoProcessor",
     }
 
     def __getitem__(self, name: str) -> type[RawItemProcessor]:
@@ -79,4 +84,5 @@ __all__ = [
     "ImageProcessor",
     "SoundProcessor",
     "TokenizeProcessor",
+    "VideoProcessor",
 ]
