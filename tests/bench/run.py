@@ -82,6 +82,7 @@ NAMES = (
     "media_far",
     "media_memory",
     "sound",
+    "frame_pixels",
     "video",
 )
 

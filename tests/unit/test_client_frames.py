@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.client import Loader
 from penstock.client.media import ToRgb, resized
 from penstock.client.testing import DeviceArray, SimulatedDevice
 from penstock.wire.colours import (
@@ -21,6 +22,7 @@ from penstock.wire.colours import (
     to_rgb,
 )
 from penstock.wire.errors import InvalidRequest
+from unit.served import ServedNode
 
 DEVICE = SimulatedDevice()
 
@@ -233,6 +235,23 @@ def _linear(before: int, after: int, shift: float) -> np.ndarray[Any, Any]:
         for sample in range(before):
             found[pixel, sample] = max(0.0, 1 - abs(place - sample))
     return found
+
+
+@pytest.mark.parametrize("device", [None, "simulated"])
+def test_a_loader_makes_frames_as_they_arrive(device: str | None) -> None:
+    """Of every batch, and beside the loop where there is a device."""
+    planes = noise(4, 3, 10, 14)
+    given = batch_of(planes, [(1, 0, 0)] * 4, lambda array: array)
+    expected = np.moveaxis(to_rgb(planes, Matrix.BT709, False), -1, -3)
+    simulated = SimulatedDevice() if device else None
+    with ServedNode(batches=6, lanes=2, given=given) as node:
+        options: dict[str, Any] = {"device": simulated} if device else {"as_numpy": True}
+        frames = ToRgb(channels="first")
+        with Loader(node.address, "code", rank=0, world_size=1, arrive=frames, **options) as loader:
+            found = [back(batch["top"]) for batch in loader]
+    assert len(found) == 6
+    for pixels in found:
+        np.testing.assert_array_equal(pixels, expected)
 
 
 # --- other sizes ---

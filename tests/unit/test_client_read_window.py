@@ -18,7 +18,7 @@ def batch_of(values: Mapping[str, Any], *, items: int = 1, padding: bool = False
     """Return a batch of so many items, whose collator counts nothing."""
     samples = [feed_pb2.Sample(source="s", index=at) for at in range(items)]
     header = feed_pb2.BatchHeader(samples=samples, padding=padding)
-    info = BatchInfo(position=0, counts={}, header=header, body=None, _share=Share(0, 1, 1))
+    info = BatchInfo(position=0, counts={}, header=header, body=None, _share=Share(1, 0, 1))
     return Batch(values, info=info)
 
 

@@ -62,7 +62,7 @@ def planes_of(kind: str, height: int, width: int) -> Yuv:
 def at_trainer(planes: Yuv, colours: Colours, **options: Any) -> Levels:
     """Return what a trainer makes of planes that travelled."""
     values = {"c.y": planes.y, "c.u": planes.u, "c.v": planes.v}
-    batch = {name: torch.from_numpy(value[None]) for name, value in values.items()}
+    batch = {name: torch.from_numpy(value[None].copy()) for name, value in values.items()}
     batch["c.colours"] = torch.tensor([list(map(int, colours))], dtype=torch.uint8)
     found: Levels = ToRgb(**options)(batch)["c"][0].numpy()
     return found

@@ -149,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _mark(args: argparse.Namespace, which: str) -> None:
-    """Print that the window begins or ends, with what the node says of itself, where it is wanted."""
+    """Print that the window begins or ends, and what the node says of itself; if it is wanted."""
     if args.marks:
         with connected(address_in(args), args.job, args.timeout) as control:
             print_json({"mark": which, "status": control.status()})

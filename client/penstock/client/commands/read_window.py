@@ -80,7 +80,7 @@ def frames_in(name: str, value: Any) -> int:
     """Return how many frames or pictures a value of a batch holds; 0 = it holds none."""
     if isinstance(value, list):
         return sum(frames_in(name, inner) for inner in value)
-    shape = getattr(value, "shape", ())
+    shape: tuple[int, ...] = getattr(value, "shape", ())
     if str(getattr(value, "dtype", "")) != "uint8":
         return 0
     if name.endswith(PLANES[0]) and len(shape) >= 2:

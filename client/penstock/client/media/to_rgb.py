@@ -39,7 +39,8 @@ class ToRgb:
 
     A transform for `Loader(arrive=)`, and for any dict of arrays of NumPy, cupy or torch. What it
     gives is computed where the planes lie, by whole numbers (`penstock.wire.colours`): uint8 of
-    the frames' own size equals `pixels: rgb24` of the node in every byte, on every device.
+    the frames' own size equals `pixels: rgb24` of the node in every byte, on every device. Make
+    one for each Loader: it keeps a table on the device.
 
     Args:
         size: Height and width, as `resized` makes them; None = the frames' own.

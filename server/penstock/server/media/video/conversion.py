@@ -97,7 +97,11 @@ def frame_colours(frame: VideoFrame) -> Colours:
 
 
 def yuv420p(frame: VideoFrame) -> Yuv:
-    """Return copies of a frame's planes, in 8 bits.
+    """Return a frame's planes, in 8 bits.
+
+    Returns:
+        Of a frame of 8 bits they are views that must not be written to, with the decoder's own
+        distance from row to row, and keep its memory; of others they are new.
 
     Raises:
         UnsupportedPixels: The frame is not 4:2:0, nor grey.
@@ -108,8 +112,10 @@ def yuv420p(frame: VideoFrame) -> Yuv:
             f"its frames are {frame.format.name}, whose chroma yuv420p cannot hold: take pixels: "
             "rgb24, or transcode it to yuv420p"
         )
-    planes = _planes(frame, form)
-    return Yuv(*(np.array(plane, order="C") for plane in planes))
+    planes = Yuv(*_planes(frame, form))
+    for plane in planes:
+        plane.flags.writeable = False  # frames that are still to be decoded may be coded from it
+    return planes
 
 
 class RgbConversion:
