@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from support import table
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 from robots import CAMERAS, TASKS, RobotFolder
 
 EPISODES, LENGTH, TABLES, PER_VIDEO = 32_000, 60, 100, 50
