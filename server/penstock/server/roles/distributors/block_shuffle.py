@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.server.core.permutation import Permutation
-from penstock.server.roles.distributors.dealt_blocks import DealtBlocks
+from penstock.server.roles.distributors.block_segments import DealtBlocks
 
 _WINDOWS = 4
 """Windows kept for each group: lanes of a group draw from one, or from two where they meet."""

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from penstock.server.core.counter_random import CounterRandom
 from penstock.server.core.many_orders import keys_of, take_each
-from penstock.server.roles.distributors.dealt_blocks import DealtBlocks
+from penstock.server.roles.distributors.block_segments import DealtBlocks
 
 ROUND_FRAMES = 512
 """Frames of a round, at least: it takes some 0.3 ms to compute, whatever it holds."""
