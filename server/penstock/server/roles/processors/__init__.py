@@ -12,7 +12,7 @@
   `picture_sides.py` (how sizes are given).
 * `robot.py`: frames of robots' episodes to pixels of each camera.
 * `sound.py`: sound to arrays of points.
-* `video.py`: frames of videos to pixels; which frames, `frame_choice.py`.
+* `video.py`: frames of videos to pixels.
 * `function_processor.py`: a user's function.
 """
 
