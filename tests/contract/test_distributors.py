@@ -57,7 +57,7 @@ class Numbers(IndexedSource):
         """Return the sizes."""
         return None if self.sizes is None else Blocks(self.sizes)
 
-    def episodes(self) -> EpisodeTable:
+    def episode_table(self) -> EpisodeTable:
         """Return episodes of uneven lengths, the last one cut off."""
         starts = list(itertools.takewhile(lambda start: start < self.length, triangular()))
         tasks = [("even",) if number % 2 == 0 else () for number in range(len(starts))]

@@ -33,6 +33,19 @@ DEFAULT_POOL = 1024
 _EPOCHS = 4
 """Orders kept in memory: at the end of an epoch, lanes and their look-ahead draw from two."""
 
+_POOL = "pool is how many whole episodes a lane draws from at a time"
+_ANY = "files and row groups are read wherever frames lie, and no number of them limits mixing"
+REPLACED = {
+    "buffer_size": _POOL,
+    "episode_pool_size": _POOL,
+    "frame_shuffle_buffer_size": _POOL,
+    "rng": "the seed of the job decides the order",
+    "seed": "the seed of the job decides the order",
+    "max_num_shards": _ANY,
+    "max_buffer_input_shards": _ANY,
+}
+"""Settings of other readers of episodes, with what takes their place."""
+
 
 @declared
 class EpisodesDistributor(DataDistributor):
@@ -78,6 +91,7 @@ class EpisodesDistributor(DataDistributor):
 
     type_name: ClassVar[str] = "episodes"
     version: ClassVar[int | str | None] = 1
+    replaced_params: ClassVar[Mapping[str, str]] = REPLACED
 
     pool: Annotated[int | None, AtLeast(1)] = None
     shuffle: Annotated[bool, TrueOrFalse()] = True
@@ -129,7 +143,7 @@ class EpisodesDistributor(DataDistributor):
         """
         if self.episode_column is not None:
             return episodes_by(name, source, self.episode_column)
-        table: EpisodeTable | None = asked(source, "episodes")
+        table: EpisodeTable | None = asked(source, "episode_table")
         if table is None:
             raise InvalidJob(
                 f"source {name!r} ({source.type_name or type(source).__name__}) does not know "
