@@ -76,6 +76,7 @@ NAMES = (
     "index",
     "sources",
     "media_listing",
+    "robots_opened",
     "media_far",
     "media_memory",
     "sound",

@@ -30,6 +30,7 @@ from penstock.server.roles.processors import (
     RobotProcessor,
     SoundProcessor,
     TokenizeProcessor,
+    VideoProcessor,
 )
 from penstock.server.testing import check_processor
 from penstock.wire.errors import InvalidJob
@@ -90,6 +91,9 @@ FRAME = {
     "task": "wave",
 }
 
+VIDEO = {"video": videos.film("H.264"), "text": "a b", "frames": [50, 3, 3]}
+
+
 CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     "identity": (lambda _: IdentityProcessor(), {"x": np.arange(3), "name": "a"}),
     "identity, renamed": (
@@ -144,6 +148,15 @@ CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     "sound by tokens": (
         lambda _: SoundProcessor(channels="all", tokens_per_second=12.5),
         {"audio": {"bytes": SOUND["audio"], "path": "a.flac"}},
+    ),
+    "video": (lambda _: VideoProcessor(columns=["text"], fps=5), VIDEO),
+    "video, by numbers": (
+        lambda _: VideoProcessor(numbers="frames", resize="exact", resize_to=[30, 40]),
+        VIDEO,
+    ),
+    "video, planes": (
+        lambda _: VideoProcessor(nframes=7, pixels="yuv420p"),
+        {"video": {"bytes": VIDEO["video"], "path": "a.mp4"}},
     ),
     "function": (lambda _: FunctionProcessor(noisy), {"x": np.arange(3.0)}),
     "function of many": (lambda _: FunctionProcessor(several), {"x": [1, 2]}),

@@ -126,9 +126,9 @@ def rows_of(kind: str) -> list[Row]:
 
 
 def picture_of(number: int, length: int) -> str:
-    """Return the name of a row's picture and of its sound, as long as its text.
+    """Return the name of a row's picture, of its sound and of its video, as long as its text.
 
-    The one has as many pixels, the other as many points.
+    The first has as many pixels, the second as many points, the third as many frames.
 
     So what headers tell is what batchers find in a text, an item's ids or a picture's name.
     """
@@ -155,6 +155,21 @@ def sound(number: int, points: int) -> bytes:
     return file.getvalue()
 
 
+def video(number: int, frames: int) -> bytes:
+    """Return a video of so many frames, each row's another one."""
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format="avi") as out:
+        stream = out.add_stream("mjpeg", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 16, 16, "yuvj420p"
+        for place in range(frames):
+            pixels = np.full((16, 16, 3), (7 * number + 3 * place) % 256, np.uint8)
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        out.mux(stream.encode(None))
+    return file.getvalue()
+
+
 def write_all(folder: Path) -> None:
     """Write the rows of both kinds and parts in every format; tokenizers; and a user's roles."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -171,12 +186,13 @@ def write_all(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     for kind in KINDS:
         rows = rows_of(kind)
-        for made in ("pictures", "sounds"):
+        for made in ("pictures", "sounds", "videos"):
             (folder / made / kind).mkdir(parents=True)
         for row in rows:
             told, name = (row["number"], len(row["text"])), row["picture"]
             (folder / "pictures" / kind / name).write_bytes(picture(*told))
             (folder / "sounds" / kind / name).write_bytes(sound(*told))
+            (folder / "videos" / kind / name).write_bytes(video(*told))
         for part, (start, stop) in PARTS.items():
             _write(folder / kind / part, rows[start:stop])
 
@@ -228,6 +244,7 @@ def _write_tar(path: Path, rows: list[Row]) -> None:
                 ("json", json.dumps(row["messages"]).encode()),
                 ("png", picture(row["number"], len(row["text"]))),
                 ("wav", sound(row["number"], len(row["text"]))),
+                ("avi", video(row["number"], len(row["text"]))),
             ):
                 member = tarfile.TarInfo(f"{row['number']:03}.{ending}")
                 member.size = len(data)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +16,7 @@ from penstock.server.sources import LerobotSource
 from penstock.server.sources.frame_groups import RobotTables
 from penstock.server.sources.resharding import Resharding
 from penstock.wire.errors import InvalidJob
-from robots import RobotFolder
+from robots import CAMERAS, RobotFolder, video_writer
 
 LENGTHS = (7, 4, 9, 1, 6)
 
@@ -90,7 +92,7 @@ def test_a_run_that_ends_early_leaves_whole_tables_and_is_gone_on_with(tmp_path:
 def test_validate_names_each_table_with_its_counts_and_the_remedy(tmp_path: Path) -> None:
     root = RobotFolder(LENGTHS, group_rows=4).write(tmp_path / "robots")
 
-    told = harness.call_command("penstockd", "validate", str(root))
+    told = harness.call_command("penstockd", "validate", str(root), "--no-videos")
 
     assert told.returncode == 2
     assert told.stdout.splitlines() == [
@@ -118,6 +120,8 @@ def test_validate_is_content_with_a_group_for_each_episode(tmp_path: Path) -> No
         "tables": 40,
         "looked_at": 8,
         "others": [],
+        "videos": 0,
+        "faults": [],
     }
     assert again.stdout.splitlines()[0] == f"{root}: 8 of 40 tables looked at, 8 of 40 episodes"
     found = RobotTables(str(root))
@@ -142,3 +146,29 @@ def test_reshard_refuses_what_it_cannot_write(tmp_path: Path) -> None:
 
     assert told.returncode == 2
     assert f"{tmp_path}/file cannot be written" in told.stderr
+
+
+def test_validate_names_videos_that_lack_frames_of_their_episodes(tmp_path: Path) -> None:
+    """One that is not there, one that is cut off, one that lacks a frame; the others hold all."""
+    robots = RobotFolder(LENGTHS, "v2.1", cameras=CAMERAS[:1])
+    root = robots.write(tmp_path / "robots", video_writer(robots.fps))
+    fine = harness.call_command("penstockd", "validate", str(root))
+    videos = sorted((root / "videos").rglob("*.mp4"))
+    videos[1].unlink()
+    videos[2].write_bytes(videos[2].read_bytes()[:500])
+    short = replace(robots, lengths=(*LENGTHS[:4], 5))
+    shutil.copy(
+        short.write(tmp_path / "short", video_writer(robots.fps)) / videos[4].relative_to(root),
+        videos[4],
+    )
+
+    told = harness.call_command("penstockd", "validate", str(root))
+
+    assert (fine.returncode, told.returncode) == (0, 2)
+    assert fine.stdout.splitlines()[-1] == "all 5 videos hold their episodes' frames"
+    lines = told.stdout.splitlines()
+    missing, cut, lacks = (videos[at].relative_to(root) for at in (1, 2, 4))
+    assert f"  {missing}: is not there" in lines
+    assert any(line.startswith(f"  {cut}: ") for line in lines)
+    assert any(line.startswith(f"  {lacks}: lacks frames of episode 4: ") for line in lines)
+    assert lines[-1].startswith("3 of 5 videos do not hold their episodes' frames: ")

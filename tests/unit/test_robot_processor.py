@@ -78,6 +78,21 @@ def test_cameras_that_are_not_named_stay_references(root: Path) -> None:
     assert sample[FRONT] == item[FRONT]
 
 
+def test_planes_take_the_place_of_a_camera(root: Path) -> None:
+    """Luma holds the number; the shapes are those of the window, or of one frame."""
+    [item] = LerobotSource(str(root), delta_timestamps={FRONT: [0.0, 0.1]}).fetch([11])
+
+    [sample] = processed(RobotProcessor(pixels="yuv420p"), root, [item])
+
+    assert FRONT not in sample
+    assert [read_number(plane) for plane in sample[f"{FRONT}.y"]] == [11, 12]
+    assert read_number(sample[f"{WRIST}.y"]) == frame_number(WRIST, 11)
+    assert sample[f"{FRONT}.u"].shape == (2, HEIGHT // 2, WIDTH // 2)
+    assert sample[f"{WRIST}.v"].shape == (HEIGHT // 2, WIDTH // 2)
+    assert sample[f"{FRONT}.colours"].shape == (2, 3)
+    assert sample[f"{WRIST}.colours"].shape == (3,)
+
+
 def test_windows_that_overlap_decode_each_frame_once(root: Path) -> None:
     """All frames of an episode, with eight-step windows: as many are decoded as it has."""
     steps = [k / 10 for k in range(8)]

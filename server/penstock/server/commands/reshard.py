@@ -22,9 +22,10 @@ _EVERY_S = 10.0
 def reshard(root: str, target: str, data_root: str | None) -> None:
     """Write a LeRobot folder's tables, a row group per episode.
 
-    ROOT is the folder or its URL, TO the folder to write. Rows, columns and types stay as they are, and are compared after writing. Videos are not copied:
-    the job names their folder by video_root. With ROOT as TO the tables are replaced in their
-    places, one after another, which no job may be reading then.
+    ROOT is the folder or its URL, TO the folder to write. Rows, columns and types stay as they are,
+    and are compared after writing. Videos are not copied: the job names their folder by video_root.
+    With ROOT as TO the tables are replaced in their places, one after another, which no job may be
+    reading then.
 
     If it is killed, the same command goes on with the tables that are not written.
 
@@ -45,6 +46,5 @@ def reshard(root: str, target: str, data_root: str | None) -> None:
     more = f"; {done:,} were so already" if done else ""
     say(f"{written:,} tables written to {target}{more}")
     if not work.is_in_place:
-        say(
-            f"in the job: source: {{type: lerobot, root: {target}, video_root: {data_root or root}}}"
-        )
+        videos = data_root or root
+        say(f"in the job: source: {{type: lerobot, root: {target}, video_root: {videos}}}")

@@ -100,6 +100,7 @@ __all__ = [
     "Target",
     "TokenizeProcessor",
     "ValueLayout",
+    "VideoProcessor",
     "VlmCollator",
     "WindowPackingBatcher",
 ]

@@ -7,10 +7,12 @@ for a frame of one of them, and again when it has left memory.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.server.sources.files import FileSet, refusing
 from penstock.server.sources.footers import Footers
@@ -98,6 +100,11 @@ class RobotTables:
         shard = self._numbers[file.name]
         lengths = self._tables.check(shard, file, sum(groups))
         return TableGroups(self.name(file), groups, lengths.tolist())
+
+    def episodes_in(self, files: Sequence[DataFile]) -> NDArray[np.int64]:
+        """Return the places in `meta.episodes` of those that lie in some tables: int64 (k,)."""
+        own = [self._tables.episodes_in(self._numbers[file.name]) for file in files]
+        return np.sort(np.concatenate(own))
 
     def sample(self, count: int | None, seed: int) -> list[DataFile]:
         """Return so many of the tables, drawn by a seed, in their order; None = all."""

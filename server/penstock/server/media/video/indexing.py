@@ -110,7 +110,7 @@ def _rate(said: Fraction | None, shown: Presentation, time_base: Fraction) -> Fr
 # --- the first frame ------------------------------------------------------------------------------
 
 
-class _Look(NamedTuple):
+class _Appearance(NamedTuple):
     """How frames are shown: attributes as of `VideoIndex`."""
 
     width: int
@@ -121,7 +121,7 @@ class _Look(NamedTuple):
     colours: Colours
 
 
-def _look(medium: Medium, found: PacketScan) -> _Look:
+def _look(medium: Medium, found: PacketScan) -> _Appearance:
     video = OpenVideo(medium)
     try:
         first = int(np.flatnonzero(found.starts)[0])
@@ -139,7 +139,7 @@ def _look(medium: Medium, found: PacketScan) -> _Look:
         video.close()
 
 
-def _look_of(frame: Any) -> _Look:
+def _look_of(frame: Any) -> _Appearance:
     turns, mirrored = _turns(frame)
     width, height = (frame.height, frame.width) if turns % 2 else (frame.width, frame.height)
     try:
@@ -148,7 +148,7 @@ def _look_of(frame: Any) -> _Look:
         raise BadVideo(str(error)) from error
     if turns or mirrored:  # chroma beside the middle is on another side then
         colours = colours._replace(siting=Siting.CENTER)
-    return _Look(width, height, 90 * turns, mirrored, frame.format.name, colours)
+    return _Appearance(width, height, 90 * turns, mirrored, frame.format.name, colours)
 
 
 def _turns(frame: Any) -> tuple[int, bool]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -12,24 +10,24 @@ import numpy as np
 
 from penstock.common.nearest import hint
 from penstock.server.core.shown import shown
-from penstock.server.files.filesystems import require
 from penstock.server.media.bad_video import BadVideo
 from penstock.server.media.image_header import parse_header
 from penstock.server.media.medium import Medium
 from penstock.server.media.picture import Decoding
-from penstock.server.media.video.indexing import index_video
+from penstock.server.media.video.decoded_frame import DecodedFrame
+from penstock.server.media.video.open_video import load_av
 from penstock.server.media.video.video_frames import VideoFrames
 from penstock.server.media.video.video_index import VideoIndex
+from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.context import ProcessContext
-from penstock.server.roles.parameters import AtLeast, declared
+from penstock.server.roles.parameters import AtLeast, OneOf, declared
 from penstock.server.roles.processor import MediaProcessor
+from penstock.server.roles.processors.video import PIXELS, RGB24
 from penstock.server.roles.samples import RawItem, Sample
+from penstock.wire.colours import COLOURS, PLANES
 from penstock.wire.errors import InvalidJob
 
 PAD = "_is_pad"
-MOST_INDEXES = 4096
-"""Of videos that a process keeps; one of an episode of 300 frames takes 20 KB."""
-
 _REFERENCE = ("bytes", "path", "dir", "offset", "length")
 
 
@@ -64,6 +62,9 @@ class RobotProcessor(MediaProcessor):
     Args:
         cameras: Which cameras to decode; None = all of an item. Others go into the sample as the
             item has them.
+        pixels: `rgb24`; or `yuv420p`, the planes of videos as they were decoded, in half the bytes:
+            in place of a camera `CAMERA.y`, `CAMERA.u`, `CAMERA.v` and `CAMERA.colours`, as of the
+            processor `video`.
         tolerance_s: How far from the wanted time a frame may be shown, in seconds; else the item is
             bad. LeRobot's own reader has 0.0001, too.
         decoders: The most videos that a worker keeps open. More save opening them anew where draws
@@ -88,6 +89,7 @@ class RobotProcessor(MediaProcessor):
 
     _: KW_ONLY
     cameras: Sequence[str] | None = None
+    pixels: Annotated[str, OneOf(PIXELS)] = RGB24
     tolerance_s: float = 1e-4
     decoders: Annotated[int, AtLeast(1)] = 64
     decoder_bytes: Annotated[int, AtLeast(1)] = 512 << 20
@@ -105,7 +107,7 @@ class RobotProcessor(MediaProcessor):
                 key="tolerance_s",
             )
         self.frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes)
-        self._indexes: OrderedDict[str, VideoIndex] = OrderedDict()
+        self._indexes = VideoIndexes()
         self._pictures = Decoding("jpeg", (255, 255, 255), self.max_pixels, 4 * self.max_pixels)
 
     def parameters(self) -> dict[str, Any]:
@@ -129,7 +131,7 @@ class RobotProcessor(MediaProcessor):
         Raises:
             MissingExtra: The package av is not installed.
         """
-        require("av", extra="video", who="the processor robot")
+        load_av()
 
     def check_columns(self, columns: Mapping[str, str]) -> None:
         """Refuse items without a camera that is named.
@@ -146,8 +148,8 @@ class RobotProcessor(MediaProcessor):
                 )
 
     def keys_of_samples(self, columns: Mapping[str, str] | None) -> Sequence[str] | None:
-        """Return the keys of items: samples have the same ones."""
-        return None if columns is None else list(columns)
+        """Return the keys of items, which samples have too, where planes have none of their own."""
+        return list(columns) if columns is not None and self.pixels == RGB24 else None
 
     # --- what an item shows ---
 
@@ -193,16 +195,31 @@ class RobotProcessor(MediaProcessor):
                 and camera.
             BadPicture: A picture is damaged, or too large.
         """
-        sample = dict(raw)
+        sample: Sample = {}
+        shown = {each.camera: each for each in self._shown(raw)}
         media = iter(context.media)
-        for each in self._shown(raw):
-            own = [next(media) for _ in each.references]
-            if each.times is None:
-                pixels = [self._picture(medium) for medium in own]
+        for name, value in raw.items():
+            if (each := shown.get(name)) is None:
+                sample[name] = value
             else:
-                pixels = self._video(each, own[0])
-            sample[each.camera] = np.stack(pixels) if each.is_window else pixels[0]
+                own = [next(media) for _ in each.references]
+                sample.update(self._pixels(each, own))
         return sample
+
+    def _pixels(self, each: CameraView, media: Sequence[Medium]) -> Sample:
+        """Return what a camera shows, under its key or those of its planes."""
+        if each.times is None:
+            return {each.camera: _joined(each, [self._picture(medium) for medium in media])}
+        [medium] = media
+        try:
+            index = self._indexes.of(medium)
+            numbers = [index.number_at(time_s, self.tolerance_s) for time_s in each.times]
+            frames = self.frames.frames(medium, index, numbers)
+            if self.pixels == RGB24:
+                return {each.camera: _joined(each, [frame.rgb24() for frame in frames])}
+            return _planes(each, frames, index)
+        except BadVideo as error:
+            raise BadVideo(f"{medium.name}, {each.camera}, {each.where}: {error}") from error
 
     def process_batch(
         self, raws: Sequence[RawItem], contexts: Sequence[ProcessContext]
@@ -222,27 +239,6 @@ class RobotProcessor(MediaProcessor):
                 return str(each.references[0].get("path")), min(each.times)
         return "", 0.0
 
-    def _video(self, each: CameraView, medium: Medium) -> list[np.ndarray]:
-        assert each.times is not None
-        try:
-            index = self._index(medium)
-            numbers = [index.number_at(time_s, self.tolerance_s) for time_s in each.times]
-            return [frame.rgb24() for frame in self.frames.frames(medium, index, numbers)]
-        except BadVideo as error:
-            raise BadVideo(f"{medium.name}, {each.camera}, {each.where}: {error}") from error
-
-    def _index(self, medium: Medium) -> VideoIndex:
-        key = medium.name
-        if type(medium).at is Medium.at:  # the item holds it, under any name
-            key = hashlib.blake2b(medium.read(), digest_size=16).hexdigest()
-        if (known := self._indexes.get(key)) is not None:
-            self._indexes.move_to_end(key)
-            return known
-        found = self._indexes[key] = index_video(medium)
-        while len(self._indexes) > MOST_INDEXES:
-            self._indexes.popitem(last=False)
-        return found
-
     def _picture(self, medium: Medium) -> np.ndarray:
         data = medium.read()
         return self._pictures.decode(data, parse_header(data, medium.name), medium.name)
@@ -250,3 +246,18 @@ class RobotProcessor(MediaProcessor):
 
 def _is_picture(value: Any) -> bool:
     return isinstance(value, Mapping) and value.keys() == {"bytes", "path"}
+
+
+def _joined(each: CameraView, pixels: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the pictures of a window as one array, or the only one."""
+    return np.stack(pixels) if each.is_window else pixels[0]
+
+
+def _planes(each: CameraView, frames: Sequence[DecodedFrame], index: VideoIndex) -> Sample:
+    planes = zip(*(frame.yuv420p() for frame in frames), strict=True)
+    sample: Sample = {
+        each.camera + end: _joined(each, plane) for end, plane in zip(PLANES, planes, strict=True)
+    }
+    colours = np.array([int(value) for value in index.colours], np.uint8)
+    sample[each.camera + COLOURS] = _joined(each, [colours] * len(frames))
+    return sample
