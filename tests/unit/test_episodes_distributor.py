@@ -14,11 +14,13 @@ import pytest
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
+from penstock.server.jobs.load import load
 from penstock.server.pipeline.line import Line
 from penstock.server.planning.report.simulated import simulate
 from penstock.server.roles import BestFitPackingBatcher, SimpleBatcher
 from penstock.server.roles.distributors import EpisodesDistributor, MixtureDistributor
 from penstock.server.roles.distributors.episode_order import MAX_FRAMES, EpisodeOrder
+from penstock.server.roles.distributors.episodes import REPLACED
 from penstock.server.roles.episode_table import EpisodeTable
 from penstock.server.roles.reading import Blocks
 from penstock.server.roles.source import IndexedSource
@@ -218,7 +220,9 @@ def test_whole_weights_repeat_frames_and_zero_leaves_them_out() -> None:
 def test_fractions_draw_a_part_of_the_frames_another_one_in_every_epoch() -> None:
     """As many in every epoch; each episode's share to within one; all frames alike over many."""
     lengths = [7, 12, 30, 5, 9, 21]
-    distributor = bound(lengths, 2, epochs=100, weights={"tasks": {"push": 1.5, "pull": 0.3, "turn": 0.3}})
+    distributor = bound(
+        lengths, 2, epochs=100, weights={"tasks": {"push": 1.5, "pull": 0.3, "turn": 0.3}}
+    )
     frames = int(1.5 * (7 + 5) + 0.3 * (12 + 9)) + 30 + 21
     assert distributor.line.frames == frames
 
@@ -263,6 +267,23 @@ def test_what_cannot_be_is_refused_with_the_value(parameters: dict[str, Any], sa
     """In one sentence."""
     with pytest.raises(InvalidJob, match=said):
         bound([4, 3, 2], **parameters)
+
+
+@pytest.mark.parametrize("name", ["buffer_size", "episode_pool_size", "rng", "max_num_shards"])
+def test_settings_of_other_readers_are_refused_with_what_takes_their_place(
+    tmp_path: Path, name: str
+) -> None:
+    """Where the job file is read."""
+    written(tmp_path, [3, 2], files=1)
+    (tmp_path / "job.yaml").write_text(
+        "jobs:\n  robots:\n    source: {type: parquet, files: 0.parquet}\n"
+        f"    distributor: {{type: episodes, episode_column: episode, {name}: 3}}\n"
+        "    batch_size: 2\n"
+    )
+    with pytest.raises(InvalidJob, match=name) as error:
+        load(str(tmp_path / "job.yaml")).job("robots")
+
+    assert REPLACED[name] in error.value.message
 
 
 def test_a_source_without_episodes_is_refused_with_the_remedy() -> None:

@@ -161,9 +161,7 @@ def test_parameters_that_cannot_be_are_refused(parameters: dict[str, Any], said:
 def test_a_camera_that_is_not_there_is_refused_by_name(root: Path) -> None:
     source = LerobotSource(str(root))
 
-    with pytest.raises(
-        InvalidJob, match=r"processor\.cameras names 'front', and the items"
-    ):
+    with pytest.raises(InvalidJob, match=r"processor\.cameras names 'front', and the items"):
         RobotProcessor(cameras=["front"]).check_columns(source.columns_of_items())
 
 
