@@ -471,7 +471,7 @@ def test_a_batch_says_from_how_many_episodes_it_comes() -> None:
     counted = []
     for lane in range(4):
         line = Line(built, lane)
-        for _ in range(built.lane_end(lane) or 0):
+        for _ in range(built.role_sets[0].batches(lane) or 0):
             plan = line.advance()
             made = line.make(plan)
             header = read_header(made.write(memoryview(bytearray(made.nbytes))))
