@@ -47,7 +47,7 @@ class Frames(IndexedSource):
 
     def fetch(self, indices: Sequence[int]) -> list[Any]:
         """Return a number for each."""
-        return [{"number": index, "input_ids": [index] * (1 + index % 7)} for index in indices]
+        return [{"number": index, "input_ids": [index] * 4} for index in indices]
 
     def blocks(self) -> Blocks | None:
         """Return one for each episode."""
@@ -369,7 +369,7 @@ def test_the_column_of_files_is_read_once_and_kept(tmp_path: Path) -> None:
 
 
 class Large(ParquetSource):
-    """Row groups that say that they take a thousand times their bytes: too many to keep all."""
+    """Row groups that say that they take 2,000 times their bytes: too many to keep all."""
 
     version = 1
 
@@ -377,7 +377,7 @@ class Large(ParquetSource):
         """Return them."""
         found = super().blocks()
         assert found.nbytes is not None
-        return Blocks(found.items, [5000 * nbytes for nbytes in found.nbytes], found.stored)
+        return Blocks(found.items, [2000 * nbytes for nbytes in found.nbytes], found.stored)
 
 
 @pytest.mark.parametrize("frames", ["shuffled", "in_order"])
@@ -499,19 +499,11 @@ def test_a_part_of_a_mixture_weighs_as_many_frames_as_it_draws() -> None:
     assert sorted(mixture.episode_tables()) == ["all", "thin"]
 
 
-def test_an_epoch_of_many_frames_needs_no_more_memory_than_its_episodes() -> None:
-    """The longest that can be: no product leaves 63 bits, and each row is another one."""
-    lengths = np.full(1000, MAX_FRAMES // 1000)
-    order = EpisodeOrder(lengths, 7, 16, False, 1, 0, "main")
-    positions = np.random.default_rng(0).integers(0, len(order), 300)
+def test_the_longest_epoch_leaves_no_product_beyond_63_bits() -> None:
+    """Of a lane that is alone, with one slot, products are the largest, at the end of the epoch."""
+    order = EpisodeOrder(np.array([MAX_FRAMES]), 1, 1, False, 1, 0, "main")
 
-    rows = order.take(np.unique(positions))
+    last, before = order.take(np.array([MAX_FRAMES - 1, MAX_FRAMES - 2])).tolist()
 
-    assert len(set(rows.tolist())) == len(rows)
-    assert rows.min() >= 0
-    assert rows.max() < len(order)
-    # A lane that is alone, with one slot, has the largest products.
-    alone = EpisodeOrder(np.array([MAX_FRAMES]), 1, 1, False, 1, 0, "main")
-    ends = alone.take(np.array([0, MAX_FRAMES // 2, MAX_FRAMES - 1]))
-    assert len(set(ends.tolist())) == 3
-    assert ((ends >= 0) & (ends < MAX_FRAMES)).all()
+    assert last != before
+    assert 0 <= min(last, before) <= max(last, before) < MAX_FRAMES
