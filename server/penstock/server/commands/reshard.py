@@ -39,7 +39,7 @@ def reshard(root: str, target: str, data_root: str | None) -> None:
     for number, file in enumerate(tables.files, start=1):
         written += work.write(file)
         if time.monotonic() - said > _EVERY_S:
-            say(f"{number:,} of {len(tables.files):,} tables")
+            say(f"{number:,} of {len(tables.files):,} tables", error=True)
             said = time.monotonic()
     work.finish()
     done = len(tables.files) - written

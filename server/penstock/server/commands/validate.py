@@ -16,7 +16,7 @@ from penstock.server.sources.robot_videos import RobotVideos, VideoFault
 SHOWN = 20
 
 
-class _Found(NamedTuple):
+class _FolderReport(NamedTuple):
     """What was looked at, and what of it is not as it should be."""
 
     tables: int
@@ -77,7 +77,7 @@ def validate(
             shown = RobotVideos(tables.meta, episodes, video_root or data_root or root)
             videos = len(shown.names)
             faults = [fault for fault in pool.map(shown.look, shown.names) if fault is not None]
-    found = _Found(len(tables.files), looked, videos, faults, len(tables.meta.episodes))
+    found = _FolderReport(len(tables.files), looked, videos, faults, len(tables.meta.episodes))
     if as_json:
         say(json.dumps(_report(found)))
     else:
@@ -85,7 +85,7 @@ def validate(
     return 2 if found.others or faults else 0
 
 
-def _report(found: _Found) -> dict[str, object]:
+def _report(found: _FolderReport) -> dict[str, object]:
     return {
         "episodes": found.episodes,
         "tables": found.tables,
@@ -104,7 +104,7 @@ def _report(found: _Found) -> dict[str, object]:
     }
 
 
-def _print(root: str, found: _Found) -> None:
+def _print(root: str, found: _FolderReport) -> None:
     looked, all_tables = len(found.looked), found.tables
     of = f"all {looked}" if looked == all_tables else f"{looked} of {all_tables}"
     episodes = sum(len(table.episodes) for table in found.looked)
