@@ -146,7 +146,7 @@ def test_two_nodes_of_one_id_say_so_at_both() -> None:
 
 
 def test_describe_tells_what_lanes_are_dealt_by() -> None:
-    """The id, how often it has begun, workers, and that reading begins anywhere without a replay."""
+    """The id, how often it has begun, workers, and that reading begins anywhere."""
     with ServedNode(node_id="a") as node:
         for incarnation in (1, 2):
             request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job="code")
