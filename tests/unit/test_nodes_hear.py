@@ -147,14 +147,14 @@ def test_two_nodes_of_one_id_say_so_at_both() -> None:
 
 
 def test_describe_tells_what_lanes_are_dealt_by() -> None:
-    """The id, how often it has begun, workers, and where reading may begin without a replay."""
+    """The id, how often it has begun, workers, and that reading begins anywhere."""
     with ServedNode(node_id="a") as node:
         for incarnation in (1, 2):
             request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job="code")
             data = node.call(node.service._describe(request.SerializeToString()))
             reply = feed_pb2.DescribeReply.FromString(data)
             assert (reply.node_id, reply.incarnation, reply.workers) == ("a", incarnation, 1)
-            assert (reply.draining, list(reply.units), reply.snapshot_every) == (False, [], 16)
+            assert (reply.draining, list(reply.units), reply.snapshot_every) == (False, [], 0)
             node.stop()
             node.start()
 

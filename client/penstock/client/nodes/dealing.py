@@ -260,12 +260,12 @@ def _scores(units: Sequence[int], weights: Mapping[str, int], salt: bytes) -> An
     A node has as many draws as its weight, and the best of them counts: so it is the best one of a
     unit as often as its weight says.
     """
-    own = np.array([_hash(salt, f"unit {unit}") for unit in units], np.uint64)
-    scores = np.zeros((len(units), len(weights)), np.uint64)
+    own = np.array([[_hash(salt, f"unit {unit}")] for unit in units], np.uint64)
+    scores = np.empty((len(units), len(weights)), np.uint64)
     for column, (node, weight) in enumerate(weights.items()):
-        for draw in range(min(weight, MOST_DRAWS)):
-            other = np.uint64(_hash(salt, f"draw {draw} of {node}"))
-            np.maximum(scores[:, column], _mixed(own ^ other), out=scores[:, column])
+        draws = range(min(weight, MOST_DRAWS))
+        others = np.array([_hash(salt, f"draw {draw} of {node}") for draw in draws], np.uint64)
+        scores[:, column] = _mixed(own ^ others).max(axis=1)
     return scores
 
 
