@@ -13,7 +13,7 @@ from typing import Any
 from several_nodes import cpu_s, database_processes, nodes, ranks
 from support import around, compare, corpus, interleaved, ratio, table
 
-READERS, WARM, STEPS = 8, 40, 150
+READERS, WARM, STEPS = 8, 20, 80
 
 ONE, TWO, TWICE = (
     "1 node of 2 workers",

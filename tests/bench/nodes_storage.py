@@ -20,25 +20,25 @@ READERS, STEPS, COUNTS = 8, 64, (1, 2, 4)
 
 
 def run(url: str) -> None:
-    """Print the table."""
-    rows = []
+    """Print a table for each case."""
     with tempfile.TemporaryDirectory(prefix="pst-") as folder:
         for name, job in _cases(Path(folder)).items():
             found = {count: _read(url, job, count) for count in COUNTS}
-            alone, drawn = found[1]
-            rows.append(
+            alone = found[1][0]
+            table(
+                f"{name}: read from storage for the same {READERS * STEPS:,} batches "
+                "(goal: at most 1.15x)",
+                ("nodes", "read", "to one node", "read / drawn"),
                 [
-                    name,
-                    f"{alone / MIB:,.0f} MiB",
-                    f"{alone / drawn:.2f}",
-                    *(f"{found[count][0] / alone:.2f}x" for count in COUNTS[1:]),
-                ]
+                    (
+                        count,
+                        f"{read / MIB:,.1f} MiB",
+                        f"{read / alone:.2f}x",
+                        f"{read / drawn:.2f}",
+                    )
+                    for count, (read, drawn) in found.items()
+                ],
             )
-    table(
-        f"Read from storage for the same {READERS * STEPS:,} batches (goal: at most 1.15x)",
-        ("job", "1 node", "read / drawn", *(f"{count} nodes" for count in COUNTS[1:])),
-        rows,
-    )
 
 
 def _cases(folder: Path) -> dict[str, dict[str, Any]]:

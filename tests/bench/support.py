@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import pytest
 import yaml
 
 HERE = Path(__file__).resolve().parent
@@ -139,6 +138,8 @@ def postgresql() -> Iterator[str | None]:
 
     Its data lies in the folder for temporary files, so that a commit waits for the disk.
     """
+    import pytest  # which interpreters of other loaders lack
+
     sys.path.append(str(HERE.parent))
     try:
         import postgres
