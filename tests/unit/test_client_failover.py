@@ -206,10 +206,12 @@ def test_a_node_that_has_drained_and_is_back_is_read_again(
     ):
         one, other = known.usable
         take(feed, range(20))
+        links[1].cut()  # so that it is not back before that is seen
         known.usable = one, replace(other, draining=True)
         wait_until(lambda: left(caplog), "it is left")
 
         take_until(feed, 20, lambda found: {0} == set(found[-3 * LANES :]))
+        links[1].mend()
         take_until(feed, feed._slots.next, lambda found: 1 in found)
         assert len(left(caplog)) == 1
 

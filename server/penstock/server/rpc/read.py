@@ -83,12 +83,12 @@ class Sender:
                     self._metrics.waited(job, length)
                 await self._write(entry)
                 continue
-            if drains and self._hand_over.is_over(reader):
-                await call.write(draining().SerializeToString())
-                return SHUTTING_DOWN
             if reader.finished and (samples := reader.unknown.dropped_samples()) is not None:
                 await call.write(self._ended(samples).SerializeToString())
                 return "the log's end"
+            if drains and self._hand_over.is_over(reader):
+                await call.write(draining().SerializeToString())
+                return SHUTTING_DOWN
             if listening.done() and (not reader.pending or reader.is_full):
                 return "hung up"  # and it has all that it accepted
             waits = bool(reader.pending) and not reader.is_full
