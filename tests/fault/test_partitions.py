@@ -243,7 +243,7 @@ def test_a_node_that_is_cut_from_the_store_serves_on_for_a_minute(
 ) -> None:
     """It refuses commits; then it serves no attempt any more, and those without a group as ever."""
     cut, lonely = site.nodes[0], site.machines[0]
-    commits = ["--commit", "--group", "lonely", "--attempt", "t", "--timeout", "20"]
+    commits = ["--commit", "--group", "lonely", "--attempt", "t", "--timeout", "60"]
     reader = site.rank("ephemeral", site.readers[0], target=cut.address)
     member = site.rank("lonely", site.readers[1], *commits, target=cut.address)
     try:
