@@ -17,7 +17,7 @@ from invariants import eventually
 from penstock.wire.v1 import cursors_pb2
 
 HOUR, MINUTES = timedelta(hours=1), timedelta(minutes=10)
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 
 JOBS: dict[str, Any] = {
     "main": {
@@ -51,7 +51,7 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Serv
             stack.callback(node.close)
             made.append(node.start(wait=False))
         for node in made:
-            node.wait_ready()
+            eventually(lambda node=node: bool(node.address), DEADLINE_S, "the node is ready")
         yield made[0], made[1]
 
 

@@ -60,11 +60,11 @@ def write_items(folder: Path) -> None:
             file.write(json.dumps({"n": n, "input_ids": ids}) + "\n")
 
 
-def write_jobs(folder: Path, data: Path, **server: Any) -> Path:
+def write_jobs(folder: Path, data: Path, *, lanes: int = LANES, **server: Any) -> Path:
     """Write the job file of a node; all of them have the same jobs."""
     common = {
         "seed": 11,
-        "lanes": LANES,
+        "lanes": lanes,
         "batches_per_step": STEP,
         "snapshot_every": 8,
         "source": {"type": "jsonl", "files": str(data / "items.jsonl"), "block_bytes": 20_000},

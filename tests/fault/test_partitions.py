@@ -23,6 +23,9 @@ from penstock.server.rpc.following import UNCHECKED_S
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
+LANES = 7
+"""None of the ranks' positions have lanes of their own: each rank reads from each node."""
+
 JOB, WORLD_SIZE, DEADLINE_S = "drawn", 2, 300.0
 
 
@@ -54,8 +57,9 @@ class Site:
         for number, machine in enumerate(self.machines):
             listen = f"{machine.address}:50051"
             file = write_jobs(
-                folder / f"node-{number}", folder, store=url, listen=listen, insecure=True
-            )
+                folder / f"node-{number}", folder,
+                lanes=LANES, store=url, listen=listen, insecure=True,
+            )  # fmt: skip
             node = Server(file, "--node-id", f"node-{number}", within=machine.within)
             stack.callback(node.close)
             self.nodes.append(node.start(wait=False))
@@ -239,7 +243,7 @@ def test_a_node_that_is_cut_from_the_store_serves_on_for_a_minute(
 ) -> None:
     """It refuses commits; then it serves no attempt any more, and those without a group as ever."""
     cut, lonely = site.nodes[0], site.machines[0]
-    commits = ["--commit", "--group", "lonely", "--attempt", "t", "--timeout", "20"]
+    commits = ["--commit", "--group", "lonely", "--attempt", "t", "--timeout", "60"]
     reader = site.rank("ephemeral", site.readers[0], target=cut.address)
     member = site.rank("lonely", site.readers[1], *commits, target=cut.address)
     try:
