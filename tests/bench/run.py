@@ -79,6 +79,7 @@ NAMES = (
     "media_far",
     "media_memory",
     "sound",
+    "frame_pixels",
     "video",
 )
 

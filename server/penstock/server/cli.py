@@ -1,4 +1,4 @@
-"""`penstockd`: serve, init, check, show, index, plan, size, token, store, ray, schema."""
+"""`penstockd`: serve, init, check, show, index, plan, size, bench, token, store, ray, schema."""
 
 from __future__ import annotations
 
