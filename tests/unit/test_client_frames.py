@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.client import Loader
-from penstock.client.media import ToRgb, resized
+from penstock.client.media import ToRgb, resized, resizing
+from penstock.client.media import to_rgb as to_rgb_module
 from penstock.client.testing import DeviceArray, SimulatedDevice
 from penstock.wire.colours import (
     WEIGHTS,
@@ -252,6 +253,23 @@ def test_a_loader_makes_frames_as_they_arrive(device: str | None) -> None:
     assert len(found) == 6
     for pixels in found:
         np.testing.assert_array_equal(pixels, expected)
+
+
+@pytest.mark.parametrize("chroma", ["blocks", "bilinear"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_chunks_end_changes_nothing(
+    kind: Kind, chroma: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is bounded by a few frames at once."""
+    batch = batch_of(noise(7, 12, 10), [EVERY[at] for at in range(7)], kind)
+    convert = ToRgb(chroma=chroma, size=(5, 4))
+    whole = back(convert(batch)["top"])
+
+    monkeypatch.setattr(to_rgb_module, "CHUNK", 2 * 120)
+    monkeypatch.setattr(to_rgb_module, "HOST_CHUNK", 2 * 120)
+    monkeypatch.setattr(resizing, "CHUNK", 3 * 360)
+
+    np.testing.assert_array_equal(back(convert(batch)["top"]), whole)
 
 
 # --- other sizes ---
