@@ -33,6 +33,19 @@ DEFAULT_POOL = 1024
 _EPOCHS = 4
 """Orders kept in memory: at the end of an epoch, lanes and their look-ahead draw from two."""
 
+_POOL = "pool is how many whole episodes a lane draws from at a time"
+_ANY = "files and row groups are read wherever frames lie, and no number of them limits mixing"
+REPLACED = {
+    "buffer_size": _POOL,
+    "episode_pool_size": _POOL,
+    "frame_shuffle_buffer_size": _POOL,
+    "rng": "the seed of the job decides the order",
+    "seed": "the seed of the job decides the order",
+    "max_num_shards": _ANY,
+    "max_buffer_input_shards": _ANY,
+}
+"""Settings of other readers of episodes, with what takes their place."""
+
 
 @declared
 class EpisodesDistributor(DataDistributor):
@@ -62,11 +75,11 @@ class EpisodesDistributor(DataDistributor):
             frames follow so closely that they are nearly alike.
         drop_last_n: How many frames at the end of each episode are not drawn: those whose windows
             of actions would be padding.
-        weights: How often the frames of an episode are drawn in an epoch: `tasks` by the task's
-            text, `episodes` by the number that the data give them, which is taken before that of
-            its task: `{tasks: {open the drawer: 2}, episodes: {"17": 0}}`. Of several tasks that with the largest weight counts; what is not named
-            weighs 1. With 2 each frame comes twice, with 0 never, with 1.5 once and for half of
-            them, another half in every epoch, twice.
+        weights: How often the frames of an episode are drawn in an epoch, by task or by the number
+            that the data give the episode: `{tasks: {open the drawer: 2}, episodes: {"17": 0}}`. An
+            episode's own weight is taken before that of its tasks, and of several tasks the largest
+            one; what is not named weighs 1. With 2 each frame comes twice, with 0 never, with 1.5
+            once and for half of them, another half in every epoch, twice.
         episode_column: The column whose equal values make rows that follow each other an episode,
             where the source does not know its episodes by itself.
         source: The name of the only source to draw from, where the job has several; default: all
@@ -78,6 +91,7 @@ class EpisodesDistributor(DataDistributor):
 
     type_name: ClassVar[str] = "episodes"
     version: ClassVar[int | str | None] = 1
+    replaced_params: ClassVar[Mapping[str, str]] = REPLACED
 
     pool: Annotated[int | None, AtLeast(1)] = None
     shuffle: Annotated[bool, TrueOrFalse()] = True
