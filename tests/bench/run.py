@@ -80,6 +80,8 @@ NAMES = (
     "media_far",
     "media_memory",
     "sound",
+    "frame_pixels",
+    "video",
 )
 
 

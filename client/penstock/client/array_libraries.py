@@ -61,6 +61,14 @@ class Arrays(Protocol):
         """Return an array of the same elements, whose last dimension varies fastest."""
         ...
 
+    def clip(self, array: Array, low: int, high: int) -> Array:
+        """Return the elements, each at least `low` and at most `high`."""
+        ...
+
+    def moved(self, array: Array, axis: int, to: int) -> Array:
+        """Return a view with one dimension moved to another place."""
+        ...
+
     def roll(self, array: Array, by: int) -> Array:
         """Return (B, T) with each row moved on, its end at its beginning."""
         ...
@@ -94,7 +102,13 @@ class _ByNumpy:
         return np.empty(shape, numpy_dtype(dtype), like=array)
 
     def contiguous(self, array: Array) -> Array:
-        return np.ascontiguousarray(array)
+        return np.ascontiguousarray(array, like=array)
+
+    def clip(self, array: Array, low: int, high: int) -> Array:
+        return np.clip(array, low, high)
+
+    def moved(self, array: Array, axis: int, to: int) -> Array:
+        return np.moveaxis(array, axis, to)
 
     def roll(self, array: Array, by: int) -> Array:
         return np.roll(array, by, 1)
@@ -132,6 +146,12 @@ class _ByTorch:
 
     def contiguous(self, array: Array) -> Array:
         return array.contiguous()
+
+    def clip(self, array: Array, low: int, high: int) -> Array:
+        return array.clip(low, high)
+
+    def moved(self, array: Array, axis: int, to: int) -> Array:
+        return array.movedim(axis, to)
 
     def roll(self, array: Array, by: int) -> Array:
         return array.roll(by, 1)

@@ -16,6 +16,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
         "index",
         "plan",
         "size",
+        "bench",
         "validate",
         "reshard",
         "token",

@@ -48,19 +48,20 @@ def resized(pixels: Array, size: tuple[int, int], *, channels: str = "last") -> 
         raise InvalidRequest(f"pixels are {pixels.dtype}: resized takes uint8")
     if len(size) != 2 or min(size) < 1:
         raise InvalidRequest(f"size={size!r}: pass height and width, both above 0")
+    if tuple(pixels.shape[-3:-1] if channels == "last" else pixels.shape[-2:]) == tuple(size):
+        return pixels
     if channels == "last":
-        pixels = pixels.swapaxes(-1, -2).swapaxes(-2, -3)
+        pixels = arrays.moved(pixels, -1, -3)
     lead, (height, width) = tuple(pixels.shape[:-3]), tuple(pixels.shape[-2:])
-    if (height, width) != tuple(size):
-        images = pixels.reshape(-1, 3, height, width)
-        found = arrays.new((len(images), 3, *size), pixels, "uint8")
-        step = max(1, CHUNK // max(1, height * width * 3))
-        by_library = _by_torch if is_tensor(pixels) else _by_weights
-        for start in range(0, len(images), step):
-            found[start : start + step] = by_library(images[start : start + step], size)
-        pixels = found.reshape(*lead, 3, *size)
+    images = pixels.reshape(-1, 3, height, width)
+    found = arrays.new((len(images), 3, *size), pixels, "uint8")
+    step = max(1, CHUNK // max(1, height * width * 3))
+    by_library = _by_torch if is_tensor(pixels) else _by_weights
+    for start in range(0, len(images), step):
+        found[start : start + step] = by_library(images[start : start + step], size)
+    pixels = found.reshape(*lead, 3, *size)
     if channels == "last":
-        pixels = pixels.swapaxes(-3, -2).swapaxes(-2, -1)
+        pixels = arrays.moved(pixels, -3, -1)
     return arrays.contiguous(pixels)
 
 
@@ -79,9 +80,9 @@ def _by_weights(images: Array, size: tuple[int, int]) -> Array:
     """Return the same by two products of matrices, first of rows, then of columns."""
     height, width = images.shape[2:]
     down = np.asarray(_weights(height, size[0]), like=images)
-    across = np.asarray(_weights(width, size[1]), like=images)
-    images = np.ascontiguousarray(images, np.float32)
-    return np.matmul(np.matmul(down, images), across.T) + np.float32(0.5)
+    across = np.asarray(_weights(width, size[1]).T, like=images)
+    images = np.ascontiguousarray(images, np.float32, like=images)
+    return np.matmul(np.matmul(down, images), across) + np.float32(0.5)
 
 
 @lru_cache(64)

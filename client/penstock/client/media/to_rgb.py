@@ -39,7 +39,8 @@ class ToRgb:
 
     A transform for `Loader(arrive=)`, and for any dict of arrays of NumPy, cupy or torch. What it
     gives is computed where the planes lie, by whole numbers (`penstock.wire.colours`): uint8 of
-    the frames' own size equals `pixels: rgb24` of the node in every byte, on every device.
+    the frames' own size equals `pixels: rgb24` of the node in every byte, on every device. Make
+    one for each Loader: it keeps a table on the device.
 
     Args:
         size: Height and width, as `resized` makes them; None = the frames' own.
@@ -113,7 +114,7 @@ class ToRgb:
             pixels = resized(pixels, self._size, channels="first")
         arrays = _arrays(pixels)
         if not self._first:
-            pixels = pixels.swapaxes(-3, -2).swapaxes(-2, -1)
+            pixels = arrays.moved(pixels, -3, -1)
         if self._dtype != "uint8":
             pixels = arrays.astype(arrays.astype(pixels, "float32") / 255, self._dtype)
         return arrays.contiguous(pixels)
@@ -136,9 +137,8 @@ class ToRgb:
             views = [np.asarray(plane) for plane in planes]  # of a tensor's memory, too
             for at, (matrix, full_range, _) in enumerate(codes.tolist()):
                 of_one = [view[at] for view in views]
-                last[at] = to_rgb(of_one, Matrix(matrix), bool(full_range))
-            pixels = arrays.numbers(last, y).reshape(*y.shape, 3)
-            return pixels.swapaxes(-1, -2).swapaxes(-2, -3)
+                last[at] = to_rgb(of_one, _matrix(matrix), bool(full_range))
+            return arrays.moved(arrays.numbers(last, y).reshape(*y.shape, 3), -1, -3)
         found = arrays.new((frames, 3, height, width), y, "uint8")
         known = self._table(y)[codes[:, 0], codes[:, 1]]
         step = max(1, (HOST_CHUNK if on_host else CHUNK) // (height * width))
@@ -150,9 +150,12 @@ class ToRgb:
                 light, *parts = levels(ints, numbers)
                 for channel, part in enumerate(parts):
                     summed = light + _blocks(arrays, part)[:, :height, :width]
-                    found[chunk, channel] = summed.clip(0, 255)
+                    found[chunk, channel] = arrays.clip(summed, 0, 255)
             else:
-                _interpolated(arrays, ints, numbers, codes[chunk, 2], found[chunk])
+                smooth = _interpolated(arrays, ints, numbers, codes[chunk, 2])
+                for channel, exact in enumerate(smooth):
+                    # Assigning cuts off what is after the point.
+                    found[chunk, channel] = arrays.clip(exact, 0, 255) + 0.5
         return found.reshape(shape)
 
     def _table(self, array: Array) -> Array:
@@ -184,9 +187,9 @@ def _blocks(arrays: Any, part: Array) -> Array:
 
 
 def _interpolated(
-    arrays: Any, planes: list[Array], numbers: list[Array], sitings: Array, out: Array
-) -> None:
-    """Write RGB whose chroma is interpolated by where it was sampled, in float32."""
+    arrays: Any, planes: list[Array], numbers: list[Array], sitings: Array
+) -> tuple[Array, Array, Array]:
+    """Return float32 red, green and blue, of chroma interpolated by where it was sampled."""
     height, width = planes[0].shape[-2:]
     offset, luma, v_to_red, u_to_green, v_to_green, u_to_blue = (
         arrays.astype(one, "float32") / 8192 for one in numbers
@@ -194,20 +197,17 @@ def _interpolated(
     light = (arrays.astype(planes[0], "float32") - offset * 1024) * luma
     sitings = sitings.reshape(-1, 1, 1)
     # How far the even pixel of a block is from its level, in levels.
-    across = arrays.astype(sitings == Siting.CENTER, "float32") / 4
-    down = arrays.astype(sitings != Siting.TOPLEFT, "float32") / 4
+    across = arrays.astype(sitings == int(Siting.CENTER), "float32") / 4
+    down = arrays.astype(sitings != int(Siting.TOPLEFT), "float32") / 4
     u, v = (
         _between(arrays, _between(arrays, one, across, -1), down, -2)[:, :height, :width]
         for one in (arrays.astype(plane, "float32") - 128 for plane in planes[1:])
     )
-    for channel, sum_of in enumerate(
-        (
-            light + v * v_to_red,
-            light + u * u_to_green + v * v_to_green,
-            light + u * u_to_blue,
-        )
-    ):
-        out[:, channel] = (sum_of.clip(0, 255) + 0.5).clip(0, 255)  # the rest is cut off
+    return (
+        light + v * v_to_red,
+        light + u * u_to_green + v * v_to_green,
+        light + u * u_to_blue,
+    )
 
 
 def _between(arrays: Any, part: Array, before: Array, axis: int) -> Array:
@@ -230,6 +230,13 @@ def _between(arrays: Any, part: Array, before: Array, axis: int) -> Array:
 
 def _at(axis: int, place: slice) -> tuple[Any, ...]:
     return (..., place) if axis == -1 else (..., place, slice(None))
+
+
+def _matrix(code: int) -> Matrix:
+    if code not in tuple(Matrix):
+        known = ", ".join(f"{matrix.name} ({matrix})" for matrix in Matrix)
+        _refuse(f"frames are said to have the matrix {code}, and known are {known}")
+    return Matrix(code)
 
 
 def _check(key: str, y: Any, u: Any, v: Any, colours: Any) -> None:

@@ -7,7 +7,8 @@ matrix, range and size that it meets, and computes by numpy where they differ. S
 version of libav nor the processor decides a byte. (PyAV 17.0 does not hand BT.2020 on, for one.)
 
 Rates of one core, 640 x 480: libswscale 0.17 ms, numpy 1.6 ms; SWS_ACCURATE_RND with
-SWS_FULL_CHR_H_INT and SWS_BITEXACT takes 1.9 to 2.5 ms, where decoding the frame takes 0.6.
+SWS_FULL_CHR_H_INT and SWS_BITEXACT takes 1.9 to 2.5 ms, where decoding the frame takes 0.6. It
+stretches the chroma of odd sizes, too, and overflows: where a colour is above 511 it gives 0.
 
 What else decoders give is read by numpy: 4:2:2, 4:4:4, 9 to 16 bits (rounded to 8, without
 dither or tone mapping), grey and planar RGB.
@@ -96,7 +97,11 @@ def frame_colours(frame: VideoFrame) -> Colours:
 
 
 def yuv420p(frame: VideoFrame) -> Yuv:
-    """Return copies of a frame's planes, in 8 bits.
+    """Return a frame's planes, in 8 bits.
+
+    Returns:
+        Of a frame of 8 bits they are views that must not be written to, with the decoder's own
+        distance from row to row, and keep its memory; of others they are new.
 
     Raises:
         UnsupportedPixels: The frame is not 4:2:0, nor grey.
@@ -107,8 +112,10 @@ def yuv420p(frame: VideoFrame) -> Yuv:
             f"its frames are {frame.format.name}, whose chroma yuv420p cannot hold: take pixels: "
             "rgb24, or transcode it to yuv420p"
         )
-    planes = _planes(frame, form)
-    return Yuv(*(np.array(plane, order="C") for plane in planes))
+    planes = Yuv(*_planes(frame, form))
+    for plane in planes:
+        plane.flags.writeable = False  # frames that are still to be decoded may be coded from it
+    return planes
 
 
 class RgbConversion:
@@ -233,7 +240,7 @@ def _by_swscale(
         interpolation=flags,
         **_one_thread(),
     )
-    found: Levels = made.to_ndarray()
+    found: Levels = np.ascontiguousarray(made.to_ndarray())  # its rows may be padded
     return found
 
 

@@ -78,8 +78,19 @@ class OpenVideo:
         self._av = load_av()
         self._file = MediumFile(medium)
         self.head, self.size = bytes(medium.head(HEADER_BYTES)), medium.size()
-        with self.libav():
-            self.container = self._av.open(self._file, options=OPTIONS, metadata_errors="replace")
+        if not self.size:
+            raise BadVideo("it is empty")
+        try:
+            with self.libav():
+                self.container = self._av.open(
+                    self._file, options=OPTIONS, metadata_errors="replace"
+                )
+        except BadVideo as error:
+            if self.head[4:8] != b"ftyp":
+                raise
+            raise BadVideo(  # of an mp4, which is written with its table at its end
+                f"its table of frames is missing or damaged, as where writing it broke off: {error}"
+            ) from error
         try:
             if self.container.format.name not in CONTAINERS:
                 raise BadVideo(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,6 +17,10 @@ from penstock.server.media.video.video_index import VideoIndex
 HELD_FRAMES = 20
 """Pictures that a decoder may hold by itself: 16 that others are coded from (ITU-T H.264, A.3.1),
 and those in work."""
+
+
+LEAST_CLOSED = 16
+"""Videos that are closed before their memory is collected: that takes some 20 ms."""
 
 
 @dataclass
@@ -70,6 +75,7 @@ class VideoFrames:
         self._most, self._most_bytes, self._frame_bytes = decoders, decoder_bytes, frame_bytes
         self._open: OrderedDict[str, tuple[FrameDecoder, RgbConversion, int]] = OrderedDict()
         self._open_bytes = 0
+        self._closed = 0  # since their memory was collected
         self._held: OrderedDict[tuple[str, int], DecodedFrame] = OrderedDict()
         self._held_bytes = 0
         self.counts = FrameCounts()
@@ -164,6 +170,13 @@ class VideoFrames:
         decoder, _, takes = self._open.pop(key)
         self._open_bytes -= takes
         decoder.close()
+        # PyAV's containers and streams name each other, so that their decoders' pictures stay until
+        # Python looks for such rings, which it does once many more objects are there.
+        self._closed += 1
+        if self._closed >= max(self._most, LEAST_CLOSED):
+            self._closed = 0
+            del decoder
+            gc.collect()
 
     def _hold(self, key: str, frame: DecodedFrame) -> None:
         if frame.nbytes > self._frame_bytes or (key, frame.number) in self._held:

@@ -25,13 +25,16 @@ class VideoIndexes:
     and version, and with the version of PyAV; so a node's workers make an index once.
 
     Args:
-        most_bytes: Of indexes that are held.
+        most_bytes: Of indexes that are held; the last one always is.
+
+    Attributes:
+        held_bytes: Of those that are held.
     """
 
     def __init__(self, most_bytes: int = INDEX_BYTES) -> None:
         self._most_bytes = most_bytes
         self._held: OrderedDict[str, VideoIndex] = OrderedDict()
-        self._held_bytes = 0
+        self.held_bytes = 0
 
     def of(self, medium: Medium) -> VideoIndex:
         """Return the index of a video.
@@ -48,9 +51,9 @@ class VideoIndexes:
             return held
         found = _kept_or_made(medium, version)
         self._held[key] = found
-        self._held_bytes += found.nbytes
-        while self._held_bytes > self._most_bytes and len(self._held) > 1:
-            self._held_bytes -= self._held.popitem(last=False)[1].nbytes
+        self.held_bytes += found.nbytes
+        while self.held_bytes > self._most_bytes and len(self._held) > 1:
+            self.held_bytes -= self._held.popitem(last=False)[1].nbytes
         return found
 
 

@@ -20,7 +20,7 @@ from penstock.server.media.resize import FILTERS, KERNELS, load_kernel, resize
 from penstock.server.media.video.decoded_frame import DecodedFrame
 from penstock.server.media.video.frame_choice import by_count, by_rate
 from penstock.server.media.video.open_video import load_av
-from penstock.server.media.video.video_frames import VideoFrames
+from penstock.server.media.video.video_frames import FrameCounts, VideoFrames
 from penstock.server.media.video.video_index import VideoIndex
 from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.context import ProcessContext
@@ -169,6 +169,11 @@ class VideoProcessor(MediaProcessor):
     def measures(self) -> Sequence[str]:
         """Return `frames` and `pixels`."""
         return ("frames", "pixels")
+
+    @property
+    def decoding(self) -> FrameCounts:
+        """Return what was decoded so far in this process, and what for."""
+        return self._frames.counts
 
     @property
     def _own_keys(self) -> Sequence[str]:
