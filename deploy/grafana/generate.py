@@ -232,7 +232,7 @@ FLEET = (
                     ),
                     (f"max by ({JOB}) (penstock_units{{{NODES}}})", f"all of {{{{{JOB}}}}}"),
                 ),
-                share=1 / 2,
+                share=1,
             ),
             Panel(
                 "Nodes that readers left",

@@ -218,7 +218,7 @@ METRICS: dict[str, Metric] = {
         (JOB,),
         "units",
         "Units of a job that readers ask this node for, as it was seen within the last 5 seconds.",
-        ("fleet", "PenstockUnitUnread"),
+        ("fleet", "PenstockUnitUnread", "PenstockRecomputes"),
     ),
     "penstock_ready_bound_bytes": Metric(
         "gauge",
@@ -239,7 +239,7 @@ METRICS: dict[str, Metric] = {
         (JOB,),
         "batches",
         "Batches that readers were given: sent, or lent.",
-        ("fleet", "PenstockRecomputes"),
+        ("fleet", "PenstockRecomputes", "PenstockUnitUnread"),
     ),
     "penstock_sent_bytes_total": Metric(
         "counter",
@@ -411,7 +411,7 @@ METRICS: dict[str, Metric] = {
         (JOB, "group"),
         "readers",
         "Open readers of a group.",
-        ("run", "PenstockStarved"),
+        ("run", "PenstockStarved", "PenstockFailovers"),
     ),
     "penstock_group_next_position": Metric(
         "gauge",
