@@ -56,6 +56,8 @@ class Server:
         flags: Further flags.
         environment: Variables that are other than here; with them, a fresh interpreter.
         folder: Where it runs; None = here.
+        python: What runs it; None = the Python of the tests.
+        within: What it is run by, such as `ip netns exec NAME`.
     """
 
     def __init__(
@@ -64,8 +66,12 @@ class Server:
         *flags: str,
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
+        python: Path | None = None,
+        within: Sequence[str] = (),
     ) -> None:
+        self._within = list(within)
         self.file = file
+        self.python = str(python or sys.executable)
         self.environment, self.folder = {**ENVIRONMENT, **(environment or {})}, folder
         self.command = ["penstock.server.cli", "serve", str(file), *flags]
         self.lines: list[str] = []
@@ -77,7 +83,7 @@ class Server:
         """Start the process; return when it is ready."""
         folder = str(self.folder or Path.cwd())
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *self.command],
+            [*self._within, self.python, "-m", *self.command],
             stderr=subprocess.PIPE,
             text=True,
             env=self.environment,
@@ -351,17 +357,23 @@ class Rank:
         output: Where its lines go.
         arguments: Of `penstock cat`, behind the target.
         module: What runs as `penstock`.
+        within: What it is run by.
     """
 
     def __init__(
-        self, address: str, output: Path, *arguments: str, module: str = "penstock.client.cli"
+        self,
+        address: str,
+        output: Path,
+        *arguments: str,
+        module: str = "penstock.client.cli",
+        within: Sequence[str] = (),
     ) -> None:
         self.output = output
         command = [module, "cat", address, *arguments]
         self._file = output.open("wb")
         self._errors = output.with_suffix(".err").open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *command],
+            [*within, sys.executable, "-m", *command],
             env=ENVIRONMENT,
             stdout=self._file,
             stderr=self._errors,
@@ -461,6 +473,7 @@ def run_command(
     *,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    within: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of ours to its end, in a process of its own.
 
@@ -469,9 +482,10 @@ def run_command(
         deadline_s: How long it may take.
         environment: All of its variables; None = those of the test run.
         folder: Where it runs; None = here.
+        within: What it is run by.
     """
     return subprocess.run(
-        [sys.executable, "-m", *arguments],
+        [*within, sys.executable, "-m", *arguments],
         env=environment or ENVIRONMENT,
         cwd=folder,
         stdin=subprocess.DEVNULL,

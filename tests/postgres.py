@@ -15,6 +15,7 @@ import pwd
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
@@ -35,22 +36,35 @@ class Server:
         binaries: The folder of its programs.
         folder: Where its own is made; in memory, a commit that is durable waits for no disk.
         primary: It is a standby of this one, asynchronous.
+        within: What its programs are run by, such as `ip netns exec NAME`.
+        settings: Lines of its configuration.
+        data: Where its data lies; None = in its folder.
 
     Attributes:
-        folder: Where its data and its socket are.
+        folder: Where its socket is, and its data if no other folder is given.
         url: The address of its database, as its superuser.
     """
 
     def __init__(
-        self, binaries: Path, folder: Path = Path("/dev/shm"), primary: Server | None = None
+        self,
+        binaries: Path,
+        folder: Path = Path("/dev/shm"),
+        primary: Server | None = None,
+        *,
+        within: Sequence[str] = (),
+        settings: Sequence[str] = (),
+        data: Path | None = None,
     ) -> None:
+        self._within = list(within)
         roomy = folder.is_dir() and shutil.disk_usage(folder).free > ROOM_BYTES
         self.folder = Path(tempfile.mkdtemp(prefix="pg", dir=folder if roomy else None))
+        self.data = str(data or self.folder / "data")
         self._binaries = _readable(binaries, self.folder)
         self.folder.chmod(0o755)
         if os.geteuid() == 0:  # the server refuses to run as root
             nobody = pwd.getpwnam("nobody")
-            os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
+            for path in (self.folder, *([data] if data else ())):
+                os.chown(path, nobody.pw_uid, nobody.pw_gid)
         self.url = f"postgresql://postgres@/postgres?host={quote(str(self.folder), safe='')}"
         if primary is None:
             how = ("-U", "postgres", "--auth=trust", "-E", "UTF8", "--no-locale", "--no-sync")
@@ -58,17 +72,13 @@ class Server:
         else:
             where = ("-h", str(primary.folder), "-U", "postgres")
             self.call("pg_basebackup", "-D", self.data, *where, "-R", "-X", "stream", "-c", "fast")
-        with (self.folder / "data" / "postgresql.conf").open("a") as file:
+        with Path(self.data, "postgresql.conf").open("a") as file:
             file.write(
                 f"listen_addresses = ''\nunix_socket_directories = '{self.folder}'\n"
                 "shared_buffers = 32MB\nmax_connections = 60\n"
             )
+            file.writelines(f"{line}\n" for line in settings)
         self.start()
-
-    @property
-    def data(self) -> str:
-        """Return the folder of its data."""
-        return str(self.folder / "data")
 
     def call(self, program: str, *arguments: str) -> None:
         """Run one of its programs, as the user that it runs as."""
@@ -77,8 +87,8 @@ class Server:
             as_nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
             command = [*as_nobody, *command]
         done = subprocess.run(
-            command, cwd="/", check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
+            [*self._within, *command], cwd="/", check=False, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr.decode()
 
@@ -93,7 +103,7 @@ class Server:
     def end(self) -> None:
         """Stop it, and remove its folder."""
         try:
-            if (self.folder / "data" / "postmaster.pid").exists():
+            if Path(self.data, "postmaster.pid").exists():
                 self.stop()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -137,9 +147,23 @@ def _started(binaries: Path) -> Server:
     return server
 
 
-def own_server(folder: Path = Path("/dev/shm"), primary: Server | None = None) -> Server:
+def own_server(
+    folder: Path = Path("/dev/shm"),
+    primary: Server | None = None,
+    *,
+    within: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    data: Path | None = None,
+) -> Server:
     """Return a server 18 that a test may stop and start: it ends it."""
-    return Server(binaries_18(), folder, primary)
+    return Server(binaries_18(), folder, primary, within=within, settings=settings, data=data)
+
+
+def own_server_15() -> Server:
+    """Return Debian's server 15, which has TLS; the test ends it."""
+    if not (DEBIAN / "initdb").exists():
+        absent("Debian's package postgresql-15 is not installed")
+    return Server(DEBIAN)
 
 
 def binaries_18() -> Path:

@@ -27,7 +27,10 @@ from penstock.client.nodes.dealing import LaneUnits, deal
 from penstock.client.nodes.placement import Placement
 from penstock.client.nodes.read_lanes import read_lanes
 from penstock.client.reading import failover, silence
+from penstock.server.node.demand import made_ahead
+from penstock.server.rpc import hand_over
 from penstock.wire.order import Share
+from penstock.wire.v1 import feed_pb2
 
 BIN_S = 0.1
 """Calls and streams are counted in so wide bins."""
@@ -84,6 +87,17 @@ class Setting:
             found.setdefault(lanes_of[rank % apart], []).append(rank)
         return [(ranks, sorted(lanes)) for lanes, ranks in found.items()]
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several ranks read a lane."""
+        return self.lanes % self.ranks != 0
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether readers take what a node has made ahead of them while it drains."""
+        beyond = made_ahead.AHEAD_PER_WORKER * self.workers
+        return (-(-beyond // self.ranks) + 1) * self.step_s <= hand_over.HAND_OVER_S
+
     def name(self, number: int) -> str:
         """Return the id of a node."""
         return self.names.format(number)
@@ -115,7 +129,9 @@ class Simulation:
     Attributes:
         now_s: The time.
         moved: Units that moved, as the mean over the views.
-        recomputed: Batches that were made once more.
+        recomputed: Batches that were made once more: accepted by a rank, and lost with a node.
+        replanned: Batches that were planned once more: a lane goes on from a snapshot, or two nodes
+            plan it, for ranks that move at different boundaries.
         waits_s: For how long training stood still, for each node that was left.
         most_units: The most units that one node had at any time.
     """
@@ -128,7 +144,7 @@ class Simulation:
         self._known = {setting.name(number): setting.workers for number in range(setting.nodes)}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self.recomputed = 0
+        self.recomputed = self.replanned = 0
         self.waits_s: list[float] = []
         self.most_units = 0
         self._opens: Counter[tuple[str, int]] = Counter()
@@ -189,10 +205,10 @@ class Simulation:
         self._goes(self.setting.name(number), silence.SILENT_S, failover.TICK_S)
 
     def drains(self, number: int) -> None:
-        """Have a node say now that it shuts down."""
-        self._goes(self.setting.name(number), 0.0, 0.0, answers=True)
+        """Have a node say now that it shuts down, once it has handed over what it has made."""
+        self._goes(self.setting.name(number), 0.0, 0.0, drains=True)
 
-    def _goes(self, name: str, after_s: float, spread_s: float, *, answers: bool = False) -> None:
+    def _goes(self, name: str, after_s: float, spread_s: float, *, drains: bool = False) -> None:
         setting = self.setting
         gone = [unit for unit, owner in enumerate(self.views[0].placement.owners) if owner == name]
         jitter_s = min(failover.MAX_JITTER_S, failover.JITTER_S * (setting.ranks - 1))
@@ -200,12 +216,15 @@ class Simulation:
         offset = self.position // setting.lanes
         replayed = offset % setting.snapshot_every
         ready = setting.ahead * setting.ranks * len(gone) // setting.lanes
-        self.recomputed += replayed * len(gone) + ready
+        if drains and setting.is_handed_over:
+            replayed = ready = 0
+        self.recomputed += ready
+        self.replanned += replayed * len(gone)
         noticed_s = []
         for view in self.views:
             delay_s = after_s + spread_s * self._rng.random()
             noticed_s.append(delay_s)
-            self.at(self.now_s + delay_s, partial(self._leave, view, name, answers))
+            self.at(self.now_s + delay_s, partial(self._leave, view, name, drains))
         if not gone:
             return
         away = {node for node, left in self.views[0].placement.left.items() if left} | {name}
@@ -217,9 +236,10 @@ class Simulation:
         self.waits_s.append(wait_s)
         self._begun_at, self._begun_s = self.position, self.now_s + wait_s
 
-    def _leave(self, view: View, name: str, answers: bool) -> None:
-        view.placement.leave(name, "it is gone", self.now_s)
-        if answers:
+    def _leave(self, view: View, name: str, drains: bool) -> None:
+        because = feed_pb2.LEFT_DRAINS if drains else feed_pb2.LEFT_BROKE
+        view.placement.leave(name, "it is gone", self.now_s, because)
+        if drains:
             self._ask(view, name)
         self._settle(view)
         self._look_when_healthy(view)
@@ -280,12 +300,16 @@ class Simulation:
         self.at(self.now_s + wait_s, partial(self._settle, view))
 
     def _moved_at(self, view: View, boundary: int, units: int) -> None:
-        """Note that two nodes make units where views move at different boundaries."""
+        """Note that two nodes plan units where views move at different boundaries.
+
+        A batch is one rank's, and made where that rank asks for it. A lane that one rank alone
+        reads is planned there alone, too.
+        """
         view.boundary = boundary
         others = [other.boundary for other in self.views if other is not view]
         nearest = min(abs(boundary - other) for other in others) if others else 0
-        if 0 < nearest <= 2 * self.setting.units.row:
-            self.recomputed += nearest // self.setting.lanes * units
+        if self.setting.is_shared and 0 < nearest <= 2 * self.setting.units.row:
+            self.replanned += nearest // self.setting.lanes * units
 
     def _opened(self, view: View, before: Sequence[str], after: Sequence[str]) -> None:
         """Count the streams that a view's ranks open: where their lanes at a node have changed."""

@@ -199,14 +199,16 @@ FLEET = (
                 "Made again",
                 (
                     (
-                        f"{rate('penstock_recomputed_batches_total', NODES, 'instance')} / "
-                        f"({rate('penstock_batches_produced_total', NODES, 'instance')} > 0)",
-                        "{{instance}}",
+                        f"({rate('penstock_recomputed_batches_total', NODES, JOB)} + "
+                        f"{rate('penstock_unread_batches_total', NODES, JOB)}) / "
+                        f"({rate('penstock_batches_sent_total', NODES, JOB)} > 0)",
+                        f"{{{{{JOB}}}}}",
                     ),
                 ),
                 share=1 / 3,
                 unit="percentunit",
-                note="Batches that were made before and again, of all that were made.",
+                note="Batches that were made before and again, or let go unread, over those that "
+                "readers were given; all nodes together.",
             ),
             Panel(
                 "Digests compared, and those that were other ones",
@@ -230,7 +232,29 @@ FLEET = (
                     ),
                     (f"max by ({JOB}) (penstock_units{{{NODES}}})", f"all of {{{{{JOB}}}}}"),
                 ),
-                share=1 / 2,
+                share=1,
+            ),
+            Panel(
+                "Nodes that readers left",
+                (
+                    (
+                        f"sum by ({JOB}, reason) "
+                        f"(increase(penstock_failovers_total{{{NODES}}}[5m]))",
+                        f"{{{{{JOB}}}}}: {{{{reason}}}}",
+                    ),
+                ),
+                share=1 / 3,
+                note="Within five minutes, by why; each reader counts.",
+            ),
+            Panel(
+                "Jobs that are refused",
+                (
+                    (
+                        f"max by (instance, {JOB}) (penstock_environment_refused{{{NODES}}})",
+                        f"{{{{{JOB}}}}} at {{{{instance}}}}",
+                    ),
+                ),
+                share=1 / 3,
             ),
             Panel(
                 "Streams opened again",
@@ -241,7 +265,7 @@ FLEET = (
                         "{{instance}}",
                     ),
                 ),
-                share=1 / 2,
+                share=1 / 3,
                 note="Within five minutes; a node that was left and is read again counts for "
                 "each rank.",
             ),
@@ -339,11 +363,15 @@ RUNS = (
                 unit="s",
             ),
             Panel(
-                "Streams that trainers opened again",
+                "Streams that trainers opened again, and nodes that they left",
                 (
                     (
                         rate("penstock_loader_reconnects_total", TRAINERS, "group, rank"),
                         "{{group}} rank {{rank}}",
+                    ),
+                    (
+                        rate("penstock_loader_failovers_total", TRAINERS, "group, reason"),
+                        "{{group}} left nodes: {{reason}}",
                     ),
                 ),
             ),

@@ -11,17 +11,14 @@ tests/bench/run.py commits`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-import pytest
-from support import Rounds, interleaved, median, spread, table
+from support import Rounds, interleaved, median, postgresql, spread, table
 
 from penstock.server.store import SqliteStore, Store
 from penstock.server.store.records import BeginRequest, JobRecord, SnapshotRecord
@@ -39,7 +36,7 @@ def run() -> None:
         pass  # an older tree
     else:
         ways["memory"] = partial(_measure, lambda path: MemoryStore())
-    with _server() as url:
+    with postgresql() as url:
         if url is not None:
             ways["PostgreSQL"] = partial(_measure, lambda path: _in_postgres(url))
         results = interleaved(ways)
@@ -71,24 +68,6 @@ def _span(rounds: Rounds, key: str) -> str:
 
 def _of_three(values: list[float]) -> tuple[float, float, float]:
     return statistics.median(values), min(values), max(values)
-
-
-@contextlib.contextmanager
-def _server() -> Iterator[str | None]:
-    """Give the address of a server of this run; None = it cannot be started."""
-    sys.path.append(str(Path(__file__).resolve().parents[1]))
-    try:
-        import postgres
-
-        server = postgres.own_server(Path(tempfile.gettempdir()))
-    except (ImportError, pytest.skip.Exception) as error:
-        print(f"PostgreSQL is not measured: {error}")
-        yield None
-        return
-    try:
-        yield server.url
-    finally:
-        server.end()
 
 
 def _in_postgres(url: str) -> Store:

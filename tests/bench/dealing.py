@@ -16,6 +16,7 @@ KINDS: dict[str, Callable[[int], str]] = {
     "numbered from 0": lambda at: f"penstock-{at}",
     "numbered from 1": lambda at: f"gpu{at + 1:03}/0.0.0.0:50051",
     "numbered from 17": lambda at: f"gpu{at + 17:03}/0.0.0.0:50051",
+    "numbered from 29": lambda at: f"gpu{at + 29:03}/0.0.0.0:50051",
     "without an order": lambda at: f"penstock-{random.Random(at).randbytes(4).hex()}",
 }
 WEIGHTS = {"equal": (4,), "1 : 2 : 1 : 4 : 1": (4, 8, 4, 16, 4)}

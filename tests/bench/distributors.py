@@ -26,6 +26,8 @@ from support import Column, around, compare, corpus, interleaved, middle, table
 
 from penstock.server.roles import (
     DataDistributor,
+    EpisodesDistributor,
+    EpisodeTable,
     IndexedSource,
     IterableDistributor,
     LaneDraws,
@@ -46,6 +48,8 @@ SHARES_AT = (10, 100, 1_000)
 WEIGHTS = {"tests": 6, "packages": 3, "modules": 1}
 
 BLOCKS, BLOCK = 512, 128
+EPISODES, POOL_LANES = 32_000, 16
+
 NEAR, STEP = 64, 8
 """Consecutive draws of a lane, and samples of a batch, of which different blocks are counted."""
 
@@ -84,6 +88,32 @@ class Numbers(IndexedSource):
     def column(self, name: str, start: int, stop: int) -> pa.Array:
         """Return last digits."""
         return pa.array(np.arange(start, stop) % 10)
+
+
+class Frames(IndexedSource):
+    """Frames of episodes of 100 to 500 frames that are their numbers.
+
+    Args:
+        count: How many episodes.
+    """
+
+    version = 1
+
+    def __init__(self, count: int) -> None:
+        lengths = np.random.default_rng(0).integers(100, 500, count)
+        starts = np.append(0, np.cumsum(lengths))
+        self.table = EpisodeTable(starts, np.arange(count), [()] * count)
+
+    def __len__(self) -> int:
+        return int(self.table.starts[-1])
+
+    def fetch(self, indices: Sequence[int]) -> list[int]:
+        """Return the numbers."""
+        return list(indices)
+
+    def episode_table(self) -> EpisodeTable:
+        """Return the episodes."""
+        return self.table
 
 
 class Rows(StreamSource):
@@ -136,6 +166,7 @@ def run() -> None:
     _costs()
     _shares()
     _mixing()
+    _pools()
 
 
 # --- what a draw costs ----------------------------------------------------------------------------
@@ -178,6 +209,10 @@ def _ways() -> dict[str, Way]:
     ways["rank_partitioned of 3"] = Way(
         partial(RankPartitionedDistributor, _weights(3)), partial(_parts, 3)
     )
+    for pool in (64, 1024):
+        ways[f"episodes, pool: {pool}"] = Way(
+            partial(EpisodesDistributor, pool), lambda: {"main": Frames(EPISODES)}
+        )
     for size in (0, 1000):
         ways[f"iterable, buffer_size: {size}"] = Way(
             partial(IterableDistributor, buffer_size=size),
@@ -413,6 +448,37 @@ def _place(index: int) -> int:
         return index
     shard, row = shard_row(index)
     return shard * BLOCK + row
+
+
+# --- pools of episodes ----------------------------------------------------------------------------
+
+
+def _pools() -> None:
+    rows = []
+    for pool in (16, 64, 256, 1024):
+        distributor = Way(
+            partial(EpisodesDistributor, pool), lambda: {"main": Frames(EPISODES)}
+        ).bound(1, POOL_LANES)
+        table_of = distributor.episode_tables()["main"]
+        draws, found = distributor.open(3, POOL_LANES), []
+        begin = time.process_time()
+        while taken := draws.run(256):
+            draws.step(taken, [0] * len(taken))
+            found += taken
+        us = (time.process_time() - begin) / len(found) * 1e6
+        episodes = table_of.of_items(np.array([item.index for item in found]))
+        rows.append((str(pool), f"{us:.1f}", *(_distinct(episodes, size) for size in (32, 256))))
+    table(
+        f"{EPISODES:,} episodes of 100 to 500 frames, {POOL_LANES} lanes: an epoch of one lane, "
+        "256 draws at a time; different episodes in a batch, in the mean",
+        ("pool", "us a draw", "batch of 32", "batch of 256"),
+        rows,
+    )
+
+
+def _distinct(episodes: npt.NDArray[np.int64], size: int) -> str:
+    batches = episodes[: len(episodes) // size * size].reshape(-1, size)
+    return f"{np.mean([len(np.unique(batch)) for batch in batches]):.1f}"
 
 
 if __name__ == "__main__":

@@ -58,7 +58,10 @@ NAMES = (
     "commits",
     "resume",
     "failover",
+    "rolling",
     "scale",
+    "nodes",
+    "idle",
     "memory",
     "reading",
     "finite",
@@ -76,9 +79,12 @@ NAMES = (
     "index",
     "sources",
     "media_listing",
+    "robots_opened",
     "media_far",
     "media_memory",
     "sound",
+    "frame_pixels",
+    "video",
 )
 
 

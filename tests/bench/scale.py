@@ -66,7 +66,16 @@ def run() -> None:
         f"{Setting.step_s:.0f} s a step, snapshots every {Setting.snapshot_every} batches of a "
         f"lane, {Setting.ahead} steps ahead; the worst of 5 moments between two snapshots"
     )
-    header = ("moved", "/ least", "opens/s", "asks/s", "wait, s", "made again", "most units")
+    header = (
+        "moved",
+        "/ least",
+        "opens/s",
+        "asks/s",
+        "wait, s",
+        "made again",
+        "planned again",
+        "most units",
+    )
     for name, setting in settings.items():
         if setting.lanes <= SHOWN_LANES:
             table(
@@ -117,6 +126,8 @@ def _fault(setting: Setting, what: str) -> tuple[str, ...]:
                 "wait": max(simulation.waits_s, default=0.0),
                 "again": simulation.recomputed,
                 "share": 100 * simulation.recomputed / (simulation.position - before),
+                "plans": simulation.replanned,
+                "plan share": 100 * simulation.replanned / (simulation.position - before),
                 "most": simulation.most_units,
             }
         )
@@ -128,6 +139,7 @@ def _fault(setting: Setting, what: str) -> tuple[str, ...]:
         f"{worst['calls']:,}",
         f"{worst['wait']:.1f}",
         f"{worst['again']:,} ({worst['share']:.1f} %)",
+        f"{worst['plans']:,} ({worst['plan share']:.1f} %)",
         f"{worst['most']:,}",
     )
 

@@ -16,12 +16,21 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from urllib.parse import parse_qs, urlsplit
 
-import commits
 import grpc
 import psutil
-from support import Rounds, constant, in_child, interleaved, median, node, spread, table
+from several_nodes import cpu_s, database_processes
+from support import (
+    Rounds,
+    constant,
+    in_child,
+    interleaved,
+    median,
+    node,
+    postgresql,
+    spread,
+    table,
+)
 
 from penstock.client.calls.grpc_transport import open_transport
 from penstock.client.nodes.dealing import deal
@@ -38,7 +47,7 @@ KIB = 1024
 
 def run() -> None:
     """Print the table."""
-    with commits._server() as url:
+    with postgresql() as url:
         ways: dict[str, Callable[[], dict[str, float]]] = {
             "a node": _node,
             "a reader": partial(in_child, "scale_costs"),
@@ -58,16 +67,7 @@ def _range(rounds: Rounds, key: str) -> str:
     return spread(rounds, key, ",.2f")
 
 
-def _cpu_s(processes: list[psutil.Process]) -> float:
-    found = 0.0
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            times = process.cpu_times()
-            found += times.user + times.system
-    return found
-
-
-def _private_kib(pid: int) -> float:
+def private_kib(pid: int) -> float:
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return sum(
         float(line.split()[1])
@@ -76,15 +76,21 @@ def _private_kib(pid: int) -> float:
     )
 
 
-class _IdleStream:
-    """A stream that accepts nothing, on a channel of its own, as each rank has it to each node."""
+class IdleStream:
+    """A stream that accepts nothing, on a channel of its own, as each rank has it to each node.
 
-    def __init__(self, address: str, rank: int) -> None:
+    Args:
+        address: Of the node.
+        rank: Which of `world_size` ranks it is of.
+        world_size: How many ranks there are.
+    """
+
+    def __init__(self, address: str, rank: int, world_size: int = STREAMS) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
         self._channel = grpc.insecure_channel(address, options=options)
         self.requests: SimpleQueue[feed_pb2.ReadRequest | None] = SimpleQueue()
         opening = feed_pb2.Open(
-            protocol=PROTOCOL, job="main", rank=rank, world_size=STREAMS, horizon=0
+            protocol=PROTOCOL, job="main", rank=rank, world_size=world_size, horizon=0
         )
         self.requests.put(feed_pb2.ReadRequest(open=opening))
         stub = feed_pb2_grpc.FeedStub(self._channel)  # type: ignore[no-untyped-call]
@@ -108,30 +114,30 @@ def _node() -> dict[str, float]:
             stub = feed_pb2_grpc.FeedStub(channel)  # type: ignore[no-untyped-call]
             request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job="main")
             stub.Describe(request)
-            began = _cpu_s(server)
+            began = cpu_s(server)
             for _ in range(CALLS):
                 stub.Describe(request)
-            found = {"us of CPU, a Describe": (_cpu_s(server) - began) / CALLS * 1e6}
-        warm = _IdleStream(address, 0)
+            found = {"us of CPU, a Describe": (cpu_s(server) - began) / CALLS * 1e6}
+        warm = IdleStream(address, 0)
         warm.wait_open()
-        memory, began = _private_kib(pid), _cpu_s(server)
-        streams = [_IdleStream(address, rank) for rank in range(STREAMS)]
+        memory, began = private_kib(pid), cpu_s(server)
+        streams = [IdleStream(address, rank) for rank in range(STREAMS)]
         for stream in streams:
             stream.wait_open()
-        found["us of CPU, a stream that opens"] = (_cpu_s(server) - began) / STREAMS * 1e6
-        found["KiB, an idle stream"] = (_private_kib(pid) - memory) / STREAMS
-        began = _cpu_s(server)
+        found["us of CPU, a stream that opens"] = (cpu_s(server) - began) / STREAMS * 1e6
+        found["KiB, an idle stream"] = (private_kib(pid) - memory) / STREAMS
+        began = cpu_s(server)
         time.sleep(IDLE_S)
         found["us of CPU a second, an idle stream"] = (
-            (_cpu_s(server) - began) / STREAMS / IDLE_S * 1e6
+            (cpu_s(server) - began) / STREAMS / IDLE_S * 1e6
         )
-        began = _cpu_s(server)
+        began = cpu_s(server)
         for step in range(1, MESSAGES + 1):
             message = feed_pb2.Horizon(horizon=0, finished_step=step)
             for stream in streams:
                 stream.requests.put(feed_pb2.ReadRequest(horizon=message))
         before = -1.0
-        while (now := _cpu_s(server)) != before:  # until it has nothing to do any more
+        while (now := cpu_s(server)) != before:  # until it has nothing to do any more
             before = now
             time.sleep(0.5)
         found["us of CPU, a moved horizon"] = (now - began) / STREAMS / MESSAGES * 1e6
@@ -145,7 +151,7 @@ def _reader() -> dict[str, float]:
         port = address.rpartition(":")[2]
         request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job="main").SerializeToString()
         gc.collect()
-        memory = _private_kib(os.getpid())
+        memory = private_kib(os.getpid())
         with contextlib.ExitStack() as stack:
             began = time.process_time()
             for _ in range(CHANNELS):
@@ -153,7 +159,7 @@ def _reader() -> dict[str, float]:
                 stack.callback(transport.close)
                 transport.unary("Feed/Describe", request, 10.0)
             found = {"ms of CPU, a node that is asked first": _ms(began) / CHANNELS}
-            found["KiB, a node that is known"] = (_private_kib(os.getpid()) - memory) / CHANNELS
+            found["KiB, a node that is known"] = (private_kib(os.getpid()) - memory) / CHANNELS
     weights = {f"penstock-{number}": 16 for number in range(64)}
     began = time.process_time()
     deal(10_000, weights, salt=os.urandom(8))
@@ -178,12 +184,6 @@ def _looks(url: str) -> dict[str, float]:
     return asyncio.run(_look(postgres.in_schema(url, postgres.new_schema())))
 
 
-def _backends(url: str) -> list[psutil.Process]:
-    folder = parse_qs(urlsplit(url).query)["host"][0]
-    postmaster = int(Path(folder, "data/postmaster.pid").read_text().split()[0])
-    return psutil.Process(postmaster).children()
-
-
 async def _look(url: str) -> dict[str, float]:
     store = open_store(url, Path(tempfile.gettempdir()))
     await store.open()
@@ -191,24 +191,24 @@ async def _look(url: str) -> dict[str, float]:
     await store.begin(BeginRequest(job, "run", "t", 0, 64))
     logs, groups = [bytes(32)], [("code", "run")]
     await store.followed(logs, groups, "node")
-    backends = _backends(url)
-    cpu, wall, own = _cpu_s(backends), time.perf_counter(), time.process_time()
+    backends = database_processes(url)
+    cpu, wall, own = cpu_s(backends), time.perf_counter(), time.process_time()
     for _ in range(LOOKS):
         await store.followed(logs, groups, "node")
     found = {
-        "us of its CPU, a look of a node": (_cpu_s(backends) - cpu) / LOOKS * 1e6,
+        "us of its CPU, a look of a node": (cpu_s(backends) - cpu) / LOOKS * 1e6,
         "us of the node's CPU, a look": (time.process_time() - own) / LOOKS * 1e6,
         "ms, a look, one after another": (time.perf_counter() - wall) / LOOKS * 1e3,
     }
     await store.put_snapshots([SnapshotRecord(bytes(32), 99, 0, b"")])
-    backends = _backends(url)  # it has a connection more now
-    cpu, wall = _cpu_s(backends), time.perf_counter()
+    backends = database_processes(url)  # it has a connection more now
+    cpu, wall = cpu_s(backends), time.perf_counter()
     for offset in range(WRITES):
         # As many lanes as one of 64 nodes has that come to a snapshot within two seconds.
         await store.put_snapshots(
             [SnapshotRecord(bytes(32), lane, offset, bytes(1000)) for lane in range(8)]
         )
-    found["us of its CPU, a write of 8 snapshots"] = (_cpu_s(backends) - cpu) / WRITES * 1e6
+    found["us of its CPU, a write of 8 snapshots"] = (cpu_s(backends) - cpu) / WRITES * 1e6
     found["ms, such a write, one after another"] = (time.perf_counter() - wall) / WRITES * 1e3
     await store.close()
     return found

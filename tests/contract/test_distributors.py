@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.distributors import (
     BUILTIN_DISTRIBUTORS,
+    EpisodesDistributor,
     MapDistributor,
     MixtureDistributor,
     RankPartitionedDistributor,
 )
 from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.episode_table import EpisodeTable
 from penstock.server.roles.reading import Blocks
 from penstock.server.roles.source import IndexedSource
 
@@ -26,7 +30,7 @@ from penstock.server.roles.source import IndexedSource
 class Numbers(IndexedSource):
     """Items that are their own index; in blocks where sizes of blocks are given.
 
-    A column `third` is the index modulo 3.
+    A column `third` is the index modulo 3. Its episodes have 1 item, 2, 3 and so on.
     """
 
     version = 1
@@ -52,6 +56,17 @@ class Numbers(IndexedSource):
     def blocks(self) -> Blocks | None:
         """Return the sizes."""
         return None if self.sizes is None else Blocks(self.sizes)
+
+    def episode_table(self) -> EpisodeTable:
+        """Return episodes of uneven lengths, the last one cut off."""
+        starts = list(itertools.takewhile(lambda start: start < self.length, triangular()))
+        tasks = [("even",) if number % 2 == 0 else () for number in range(len(starts))]
+        return EpisodeTable(np.array([*starts, self.length]), np.arange(len(starts)), tasks)
+
+
+def triangular() -> Iterator[int]:
+    """Yield 0, 1, 3, 6, 10, ..."""
+    return itertools.accumulate(itertools.count())
 
 
 ITEMS, LANES = 23, 30
@@ -117,6 +132,25 @@ CASES = {
         lambda: MapDistributor("blocks", window_blocks=2, where={"third": 2}),
         {"main": (ITEMS, SIZES)},
         {"main": [n for n in range(ITEMS) if n % 3 == 2]},
+    ),
+    "episodes": Case(EpisodesDistributor),
+    "episodes of a small pool": Case(lambda: EpisodesDistributor(pool=2), {"main": (ITEMS, SIZES)}),
+    "episodes in order": Case(lambda: EpisodesDistributor(pool=3, frames="in_order"), ThreeSources),
+    "episodes unshuffled": Case(lambda: EpisodesDistributor(shuffle=False)),
+    "episodes cut and thinned": Case(
+        # Episodes begin at 0, 1, 3, 6, 10, 15 and 21, and the last one has two frames.
+        lambda: EpisodesDistributor(pool=2, stride=2, drop_last_n=2),
+        once={"main": [3, 6, 10, 12, 15, 17]},
+    ),
+    "mixture of episodes": Case(
+        lambda: MixtureDistributor(
+            {
+                name: {"weight": weight, "distributor": EpisodesDistributor(pool=2, source=name)}
+                for name, weight in (("a", 3), ("b", 1), ("c", 2))
+            }
+        ),
+        ThreeSources,
+        numbered=False,
     ),
     "mixture": Case(MixtureDistributor, ThreeSources, numbered=False),
     "mixture nested": Case(lambda: MixtureDistributor(NESTED), ThreeSources, numbered=False),

@@ -21,8 +21,9 @@ READ_ONCE = ("hf json", "hf csv", "hf text", "hf arrow", "hf parquet", "hf webda
 media by them sees what has changed."""
 
 READ_AS_IT_IS_OPENED = {"index.json", "state.json", "dataset_dict.json", "meta.json",
-                        "dataset_info.json"}  # fmt: skip
-"""Lists of the files of a source: nothing in them is read again."""
+                        "dataset_info.json", "info.json", "stats.json",
+                        "tasks.parquet"}  # fmt: skip
+"""Lists of the files of a source, and what is said of them: nothing in them is read again."""
 
 OPEN_FILES = {name: case for name, case in CASES.items() if not name.startswith(READ_ONCE)}
 

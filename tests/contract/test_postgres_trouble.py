@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import pwd
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -19,14 +21,15 @@ import ports
 import postgres
 from penstock.server.store import Store, open_store
 from penstock.server.store.about import About
-from penstock.server.store.postgres import LOCK, UNLOCK, PostgresStore
-from penstock.server.store.postgres_opening import upgrade
+from penstock.server.store.postgres import PostgresStore
+from penstock.server.store.postgres_locks import LOCK, UNLOCK
+from penstock.server.store.postgres_opening import lock_number, upgrade
 from penstock.server.store.postgres_place import LOCK_S
 from penstock.server.store.rows import MetaRow
 from penstock.server.store.sqlite_schema import FORMAT
 from penstock.server.store.tables import Tables
 from penstock.server.testing.store import LOG, ask
-from penstock.wire.errors import PenstockError, StoreCorrupt, StoreUnavailable
+from penstock.wire.errors import InvalidJob, PenstockError, StoreCorrupt, StoreUnavailable
 
 SECRET = "open-sesame"
 
@@ -138,6 +141,7 @@ async def test_another_programs_schema_is_left_alone(place: tuple[str, str]) -> 
         ("ALTER TABLE {0}.cursors DROP COLUMN step", "half a store: table cursors is not as"),
         ("DELETE FROM {0}.meta WHERE key = 'uuid'", "has no identity"),
         ("UPDATE {0}.meta SET value = '99' WHERE key IN ('format', 'since')", "has format 99"),
+        ("UPDATE {0}.meta SET value = 'x' WHERE key = 'format'", "damaged (its format is 'x'"),
     ],
 )
 async def test_what_is_not_a_whole_store_is_refused(
@@ -235,6 +239,91 @@ async def test_a_database_without_room_for_connections_is_named(place: tuple[str
     assert "raise max_connections" in said.message
 
 
+async def test_the_last_connections_are_kept_for_superusers() -> None:
+    """The server then has other words for it, and they get the same remedy."""
+    server = postgres.own_server()
+    try:
+        run_sql(server.url, "CREATE ROLE trainer LOGIN", "ALTER SYSTEM SET max_connections = 6")
+        server.stop("fast")
+        server.start()
+        url = server.url.replace("postgres@", "trainer@")
+        held = [psycopg.connect(url) for _ in range(3)]
+        said = await refusal(url)
+        for each in held:
+            each.close()
+    finally:
+        server.end()
+
+    assert "remaining connection slots are reserved" in said.message
+    assert "raise max_connections" in said.message
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("LOGIN; ALTER ROLE {0} SET statement_timeout = '1ms'", "raise statement_timeout"),
+        ("NOLOGIN", "ALTER ROLE ... LOGIN"),
+    ],
+)
+async def test_what_a_role_may_not_is_named(
+    place: tuple[str, str], setting: str, sentence: str
+) -> None:
+    """With what allows it."""
+    url, schema = place
+    role = f"r_{schema}"
+    run_sql(url, *f"CREATE ROLE {role} SUPERUSER {setting.format(role)}".split(";"))
+
+    said = await refusal(postgres.in_schema(url.replace("postgres@", f"{role}@"), schema))
+
+    assert sentence in said.message
+
+
+async def test_rights_on_tables_alone_are_too_few(place: tuple[str, str]) -> None:
+    """Numbers come from a sequence: the sentence names that, too."""
+    url, schema = place
+    await (await opened(postgres.in_schema(url, schema))).close()
+    run_sql(
+        url,
+        f"CREATE ROLE r_{schema} LOGIN",
+        f"GRANT USAGE, CREATE ON SCHEMA {schema} TO r_{schema}",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO r_{schema}",
+    )
+    store = await opened(postgres.in_schema(url.replace("postgres@", f"r_{schema}@"), schema))
+    with pytest.raises(StoreUnavailable) as said:
+        await store.begin(ask())
+    await store.close()
+
+    assert "permission denied for sequence" in said.value.message
+    assert "all its tables and sequences" in said.value.message
+
+
+async def test_each_of_several_hosts_is_named_once() -> None:
+    """With its own port, as the address has it."""
+    first, second = ports.free_port(), ports.free_port()
+    said = await refusal(f"postgresql://u:{SECRET}@127.0.0.1:{first},127.0.0.1:{second}/base")
+
+    assert f"the store postgresql://127.0.0.1:{first},127.0.0.1:{second}/base (" in said.message
+    assert "no host of several can be used" in said.message
+    assert said.message.count(f"port {second} failed") == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("postgresql://u:{0}@h/base?sslmod=require", "libpq has no parameter 'sslmod'"),
+        ("postgresql://u:{0}%zz@h/base", "libpq cannot read it"),
+        ("postgres:/u:{0}@h/base", "is not an address of PostgreSQL"),
+    ],
+)
+def test_what_is_not_an_address_is_said_without_its_password(url: str, sentence: str) -> None:
+    """Only the name of a parameter is repeated."""
+    with pytest.raises(InvalidJob) as said:
+        open_store(url.format(SECRET), Path())
+
+    assert sentence in said.value.message
+    assert SECRET not in said.value.message
+
+
 async def test_a_store_of_another_identity_is_refused_at_every_connection(
     place: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,8 +417,6 @@ async def test_a_node_that_holds_a_group_and_hangs_is_named(place: tuple[str, st
     store, other = await opened(own), await opened(own)
     await store.begin(ask())
     await store.begin(ask(group="free"))
-    from penstock.server.store.postgres_opening import lock_number
-
     with psycopg.connect(url, autocommit=True) as hung:
         number = lock_number(store.uuid, ("group", "code", "run"))
         hung.execute("SELECT pg_advisory_lock(%s::bigint)", (number,))
@@ -385,6 +472,43 @@ async def test_a_node_that_is_stopped_between_its_lock_and_its_transaction_is_en
             other.execute(UNLOCK)
             held = other.execute("SHOW idle_session_timeout").fetchone()
             assert held == ("0",)
+
+
+async def test_a_node_that_is_cut_off_in_the_middle_of_a_pipeline_is_ended(
+    place: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server takes a session for active that has read a part of what its node sends together.
+
+    No timeout of the server ends it, so a node that waits for its lock does.
+    """
+    monkeypatch.setattr("penstock.server.store.postgres_locks.UNHEARD_S", 0.3)
+    url, schema = place
+    store = await opened(postgres.in_schema(url, schema))
+    await store.begin(ask())
+    await store.begin(ask(group="other"))
+    number = lock_number(store.uuid, ("group", "code", "run"))
+    elsewhere = lock_number(store.uuid, ("group", "code", "idle"))
+    with (
+        contextlib.closing(psycopg.connect(url, autocommit=True)) as cut,
+        contextlib.closing(psycopg.connect(url, autocommit=True)) as held,
+    ):
+        for session, of_group in ((cut, number), (held, elsewhere)):
+            session.execute(LOCK, ([of_group],))
+            session.pgconn.enter_pipeline_mode()
+            session.pgconn.send_query_params(b"BEGIN", [])
+            session.pgconn.send_flush_request()
+            session.pgconn.flush()  # and its Sync is lost
+
+        with pytest.raises(StoreUnavailable, match="another node has held the same group"):
+            await store.commit("code", "run", "t1", 1, 0, 1)
+        assert (await store.commit("code", "run", "t1", 1, 0, 1)).row == 1
+        with psycopg.connect(url, autocommit=True) as looks:
+            alive = looks.execute(
+                "SELECT pid FROM pg_stat_activity WHERE pid = ANY(%s)",
+                ([cut.info.backend_pid, held.info.backend_pid],),
+            ).fetchall()
+        assert alive == [(held.info.backend_pid,)], "one that holds up nobody is left alone"
+    await store.close()
 
 
 async def test_a_server_that_restarts_loses_no_answered_commit() -> None:
@@ -485,25 +609,34 @@ def test_a_full_disk_is_the_databases() -> None:
 async def test_what_is_called_often_takes_few_round_trips(
     place: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit by one rank three, however many ranks are below 128; asking for news one."""
+    """A commit by one rank three, however many ranks are below 128; asking for news one.
+
+    A look for what others have done is one statement, too: there is one each second and node.
+    """
     url, schema = place
     store = await opened(postgres.in_schema(url, schema))
-    trips = 0
-    sync = psycopg.AsyncPipeline.sync
+    trips = statements = 0
+    sync, execute = psycopg.AsyncPipeline.sync, psycopg.AsyncConnection.execute
 
     async def counted(self: psycopg.AsyncPipeline) -> None:
         nonlocal trips
         trips += 1
         await sync(self)
 
+    async def executed(self: psycopg.AsyncConnection[Any], *args: Any, **more: Any) -> Any:
+        nonlocal statements
+        statements += 1
+        return await execute(self, *args, **more)
+
     monkeypatch.setattr(psycopg.AsyncPipeline, "sync", counted)
+    monkeypatch.setattr(psycopg.AsyncConnection, "execute", executed)
     groups = [("code", f"g{number}") for number in range(20)]
     for _, name in groups:
         await store.begin(ask(group=name, world_size=64))
 
     async def cost(call: Awaitable[object]) -> int:
-        nonlocal trips
-        trips = 0
+        nonlocal trips, statements
+        trips = statements = 0
         await call
         return trips
 
@@ -512,6 +645,11 @@ async def test_what_is_called_often_takes_few_round_trips(
     assert await cost(store.commit("code", "g1", "t1", 1, 7, 3, all_rows=True)) == 3
     await store.latest(groups)
     assert await cost(store.latest(groups)) == 1
+    await store.followed([LOG], groups, "node")
+    assert await cost(store.followed([LOG], groups, "node")) == 1
+    assert statements == 1
+    assert await cost(store.followed([LOG, bytes(32)], groups[1:], "node")) == 1
+    assert statements == 1
     await store.changes(LOG, 0)
     assert await cost(store.changes(LOG, 0)) == 1
     assert await cost(store.check_token("code", "g1", "t1", 1)) <= 3

@@ -7,6 +7,7 @@ import hashlib
 import json
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import pictures
+import videos
 from chats import CHATML, write_chat_folder
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.context import ProcessContext
@@ -25,8 +27,10 @@ from penstock.server.roles.processors import (
     FunctionProcessor,
     IdentityProcessor,
     ImageProcessor,
+    RobotProcessor,
     SoundProcessor,
     TokenizeProcessor,
+    VideoProcessor,
 )
 from penstock.server.testing import check_processor
 from penstock.wire.errors import InvalidJob
@@ -79,6 +83,16 @@ CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "b 
 
 SOUND = {"audio": written(drawn(0.3, 24000, 2), 24000, "flac"), "text": "a b", "end": 0.2}
 
+FILM = videos.written(replace(videos.H264, frames=6))
+FRAME = {
+    "index": np.int64(3),
+    "front": {"bytes": FILM, "path": "a.mp4", "times": [0.1, 0.0]},
+    "front_is_pad": np.array([False, True]),
+    "task": "wave",
+}
+
+VIDEO = {"video": videos.film("H.264"), "text": "a b", "frames": [50, 3, 3]}
+
 
 CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     "identity": (lambda _: IdentityProcessor(), {"x": np.arange(3), "name": "a"}),
@@ -121,6 +135,11 @@ CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
         lambda path: ConversationProcessor(path.parent / "qwen2_vl"),
         {"messages": CHAT[:1]},
     ),
+    "robot": (lambda _: RobotProcessor(), FRAME),
+    "robot, pictures": (
+        lambda _: RobotProcessor(cameras=["left"]),
+        {"left": [{"bytes": JPEG, "path": None}] * 2, "left_is_pad": np.array([True, False])},
+    ),
     "sound": (lambda _: SoundProcessor(columns=["text"]), SOUND),
     "sound, resampled": (
         lambda _: SoundProcessor(sample_rate=16000, dtype="int16", stop_s="end"),
@@ -129,6 +148,15 @@ CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     "sound by tokens": (
         lambda _: SoundProcessor(channels="all", tokens_per_second=12.5),
         {"audio": {"bytes": SOUND["audio"], "path": "a.flac"}},
+    ),
+    "video": (lambda _: VideoProcessor(columns=["text"], fps=5), VIDEO),
+    "video, by numbers": (
+        lambda _: VideoProcessor(numbers="frames", resize="exact", resize_to=[30, 40]),
+        VIDEO,
+    ),
+    "video, planes": (
+        lambda _: VideoProcessor(nframes=7, pixels="yuv420p"),
+        {"video": {"bytes": VIDEO["video"], "path": "a.mp4"}},
     ),
     "function": (lambda _: FunctionProcessor(noisy), {"x": np.arange(3.0)}),
     "function of many": (lambda _: FunctionProcessor(several), {"x": [1, 2]}),

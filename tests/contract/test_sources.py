@@ -27,6 +27,7 @@ from penstock.server.sources import (
     ItemsSource,
     JsonlSource,
     JsonSource,
+    LerobotSource,
     MdsSource,
     MegatronSource,
     MetaSource,
@@ -38,6 +39,8 @@ from penstock.server.sources import (
     WebdatasetSource,
 )
 from penstock.server.testing import check_source
+from robots import TASKS as ROBOT_TASKS
+from robots import RobotFolder
 
 TEXTS = ["alpha", "needle", "", "gamma delta", "épsilon", "zeta", "eta"]
 ROWS = [{"text": text, "number": number} for number, text in enumerate(TEXTS)]
@@ -210,7 +213,46 @@ def write_pictures(folder: Path) -> None:
     (folder / "pictures" / "notes.txt").write_text("about them")
 
 
+ROBOTS = RobotFolder(
+    lengths=(3, 1, 3),
+    cameras=(),
+    declared={
+        "text": ({"dtype": "string", "shape": [1]}, lambda i: TEXTS[i]),
+        "number": ({"dtype": "int64", "shape": [1]}, lambda i: i),
+    },
+    compression="none",
+)
+
+
+def write_robots(folder: Path) -> None:
+    ROBOTS.write(folder / "robots")
+
+
+def robot_items() -> list[Any]:
+    """The frames of the folder, with a window over `next.reward`."""
+    rows = []
+    for episode, length in enumerate(ROBOTS.lengths):
+        columns = ROBOTS.rows(episode)
+        for frame in range(length):
+            item = {name: columns[name][frame] for name in ("text", "number", "next.reward")}
+            after = min(frame + 1, length - 1)
+            item["next.reward"] = [columns["next.reward"][at] for at in (frame, after)]
+            item["next.reward_is_pad"] = [False, frame == length - 1]
+            rows.append({**item, "task": ROBOT_TASKS[ROBOTS.task_of(episode, frame)]})
+    order = ("next.reward", "text", "number", "next.reward_is_pad", "task")
+    return [{name: row[name] for name in order} for row in rows]
+
+
 CASES = {
+    "lerobot": Case(
+        write_robots,
+        lambda folder: LerobotSource(
+            str(folder / "robots"),
+            features=["text", "number", "next.reward"],
+            delta_timestamps={"next.reward": [0, 0.1]},
+        ),
+        robot_items(),
+    ),
     "folder": Case(
         write_pictures,
         lambda folder: FolderSource(str(folder / "pictures")),

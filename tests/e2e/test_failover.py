@@ -219,6 +219,8 @@ def test_the_units_of_a_node_that_is_gone_are_read_from_others(
         assert set(nodes[:20]) == {0, 1, 2}
         assert set(nodes[60:]) == {0, 2}
         assert feed.reconnects == 1
+        reasons = {"killed": "broke", "drained": "drains", "stopped": "silent", "cut": "silent"}
+        assert feed.failovers == {reasons[fault]: 1}
     said = [record.getMessage() for record in caplog.records if "is left" in record.getMessage()]
     assert len(said) == 1
     assert link.address in said[0]

@@ -40,12 +40,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def counted(registry: CollectorRegistry) -> dict[str, float]:
-    """Return the samples of a registry: by name, group, rank and stage."""
+    """Return the samples of a registry: by name, group, rank, stage and reason."""
     families = text_string_to_metric_families(generate_latest(registry).decode())
     found = {}
     for family in families:
         for each in family.samples:
-            labels = [each.labels.get(name) for name in ("group", "rank", "stage")]
+            labels = [each.labels.get(name) for name in ("group", "rank", "stage", "reason")]
             labels = [label for label in labels if label is not None]
             found[" ".join([each.name.removeprefix("penstock_loader_"), *labels])] = each.value
     return found
@@ -80,6 +80,7 @@ def test_a_registry_has_what_stats_say(server: Server) -> None:
         for name in ("batches", "padding_batches", "skipped_batches", "bytes", "samples", "tokens"):
             assert found[f"{name}_total two {rank}"] == stats[name], name
         assert found[f"reconnects_total two {rank}"] == stats["reconnects"]
+        assert found[f"failovers_total two {rank} broke"] == stats["failovers"] == 0
         assert found[f"next_position two {rank}"] == stats["next_position"]
         for stage in ("network", "memory", "copy", "decode"):
             waited = found[f"wait_seconds_total two {rank} {stage}"]

@@ -23,7 +23,9 @@ import pytest
 import soundfile
 
 import pictures
+import robots
 import sounds
+import videos
 from chats import CHATML, write_chat_folder
 from harness import ENVIRONMENT, serving, write_job_file
 from penstock.client import Loader
@@ -284,6 +286,34 @@ JOBS |= {
         "batch_size": 2,
         "collator": "lists",
     },
+    "robots": {
+        "source": {
+            **{"type": "lerobot", "root": "robots"},
+            "delta_timestamps": {"action": [0, 0.1], robots.CAMERAS[0]: [-0.1, 0]},
+        },
+        "processor": {"type": "robot", "cameras": [*robots.CAMERAS[:2]]},
+        "batch_size": 2,
+    },
+    "videos": {
+        "source": {"type": "items", "items": [{"video": f"{n}.mp4"} for n in range(3)]},
+        "media": {"dir": "videos"},
+        "processor": {"type": "video", "fps": 7, "resize": "shortest", "resize_to": 40},
+        "batch_size": 2,
+        "collator": "lists",
+    },
+    "planes": {
+        "source": {
+            "type": "items",
+            "items": [{"video": f"{n % 3}.mp4", "times": [n / 10, 0.0]} for n in range(9)],
+        },
+        "media": {"dir": "videos"},
+        "processor": {
+            **{"type": "video", "times": "times", "tolerance_s": 0.02, "pixels": "yuv420p"},
+            **{"decoders": 1, "frame_bytes": 0},
+        },
+        "batch_size": 2,
+        "collator": "lists",
+    },
     "pictured": {
         "source": {"type": "jsonl", "files": "pictured.jsonl"},
         "media": {"dir": "pictures"},
@@ -351,6 +381,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(5):
         points = sounds.drawn(0.1 + 0.02 * number, 16000, seed=number)
         soundfile.write(folder / "sounds" / f"{number}.wav", points, 16000)
+    recorded = robots.RobotFolder(lengths=(3, 1, 4), cameras=robots.CAMERAS)
+    recorded.write(folder / "robots", robots.video_writer(recorded.fps))
+    (folder / "videos").mkdir()
+    for number, name in enumerate(("H.264", "H.264, key frame every 2nd", "VP9")):
+        (folder / "videos" / f"{number}.mp4").write_bytes(videos.film(name))
     write_vision_folder(folder / "model", "qwen2_vl")
     pictured = [
         {

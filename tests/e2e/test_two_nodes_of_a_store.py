@@ -130,6 +130,26 @@ def test_a_group_that_is_read_at_one_node_is_not_deleted_through_another(
     assert "group 'run' of job 'main' is deleted" in deleted
 
 
+def test_of_readers_at_nodes_that_are_not_named_it_is_said_that_they_were_not_counted(
+    nodes: tuple[Server, Server],
+) -> None:
+    """A node does not know those of others: nothing else can tell before a group is gone."""
+    one, two = nodes
+    for group in ("a", "b"):
+        request = pb.BeginRequest(
+            protocol=PROTOCOL, job="main", group=group, token="t", rank=0, world_size=1
+        )
+        one.cursors.Begin(request, timeout=60)
+
+    alone = call_command("penstock", "cursors", one.address, "main", "delete", "a", "--yes")
+    both = f"{one.address},{two.address}"
+    together = call_command("penstock", "cursors", both, "main", "delete", "b", "--yes")
+
+    assert (alone.returncode, together.returncode) == (0, 0)
+    assert "Readers at other nodes of this store were not counted" in alone.stderr
+    assert "not counted" not in together.stderr
+
+
 def test_every_node_shows_the_cursor_that_was_committed_through_another(
     nodes: tuple[Server, Server],
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tarfile
@@ -17,13 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from packaging.requirements import Requirement
 
+from venvs import bare_environment, venv_with
+
 CHECKOUT = Path(__file__).parents[2]
 BATCHES = 6
-
-
-def environment() -> dict[str, str]:
-    """This environment without what would lead an interpreter back to the checkout."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +43,7 @@ def wheel(built: Path) -> Path:
 def bin_folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of a fresh venv: penstock from the wheel, all else from this Python."""
     home = tmp_path_factory.mktemp("venv")
-    venv.create(home, with_pip=False)
-    python = home / "bin" / "python"
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
-    install += ["--no-index", "--disable-pip-version-check", "-q", str(wheel)]
-    subprocess.run(install, check=True, timeout=120, env=environment())
-    [site] = home.glob("lib/python3*/site-packages")
-    # A path that a .pth file adds has its own .pth files left alone: the editable install of the
-    # checkout, which is in that folder too, does not come along.
-    rest = [path for path in sys.path if Path(path).name == "site-packages"]
-    (site / "rest.pth").write_text("\n".join(rest) + "\n")
+    venv_with(home, str(wheel))
     return home / "bin"
 
 
@@ -87,7 +74,7 @@ def base_folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(home, with_pip=False)
     install = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install"]
     install += ["--no-deps", "--no-index", "--disable-pip-version-check", "-q", str(wheel)]
-    subprocess.run(install, check=True, timeout=120, env=environment())
+    subprocess.run(install, check=True, timeout=120, env=bare_environment())
     [site] = home.glob("lib/python3*/site-packages")
     for name in files_of_the_base_install():
         (site / name).symlink_to(find_in_path(name))
@@ -107,7 +94,7 @@ def run(command: list[str], cwd: Path, status: int = 0) -> str:
         timeout=120,
         check=False,
         cwd=cwd,
-        env=environment(),
+        env=bare_environment(),
     )
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout if status == 0 else done.stderr
@@ -187,7 +174,7 @@ def test_without_the_extra_a_trainer_reads_from_a_node(
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        env=environment(),
+        env=bare_environment(),
     )
     try:
         assert node.stderr is not None

@@ -11,8 +11,14 @@ from penstock.client.cli import main
 from penstock.client.nodes import placement
 from penstock.client.reading import failover
 
-if __name__ == "__main__":
+
+def hurry() -> None:
+    """Leave nodes of this process early."""
     placement.HEALTHY_S = 1.0
     failover.AGAIN_S, failover.TRIAL_S = 0.3, 0.5
     failover.SILENT_S, failover.OPEN_S, failover.PROBE_S = 1.5, 0.7, 1.0
+
+
+if __name__ == "__main__":
+    hurry()
     sys.exit(main(["-v", *sys.argv[1:]]))

@@ -19,6 +19,7 @@ import soundfile
 
 from penstock.server.core import permutation
 from penstock.server.core.canonical import canonical
+from penstock.server.core.many_orders import MANY_ORDERS_VERSION
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import job as job_module
 from penstock.server.job.job import Job
@@ -32,6 +33,7 @@ from penstock.server.roles.collators import BUILTIN_COLLATORS
 from penstock.server.roles.collators.layouts import LAYOUTS
 from penstock.server.roles.distributors import (
     BUILTIN_DISTRIBUTORS,
+    EpisodesDistributor,
     IterableDistributor,
     MapDistributor,
     MixtureDistributor,
@@ -135,7 +137,7 @@ def permutations() -> Any:
 
 def draws() -> Any:
     """Return the draws of every shipped distributor, in all its orders, over a seam of epochs."""
-    known = {"iterable", "map", "mixture", "rank_partitioned"}
+    known = {"episodes", "iterable", "map", "mixture", "rank_partitioned"}
     assert set(BUILTIN_DISTRIBUTORS) == known, "a new distributor has draws to pin"
     found: dict[str, Any] = {}
     for shuffle in ("full", "blocks", "none"):
@@ -157,15 +159,32 @@ def draws() -> Any:
     for name, distributor in chosen.items():
         distributor.bind({"main": Blocks([{"n": n} for n in range(40)])}, 11, None, 3)
         found[f"map, {name}"] = [list(distributor.draw(1, 3, k) or ())[1:] for k in range(30)]
+    of_episodes = {
+        "shuffled": EpisodesDistributor(pool=3, episode_column="episode"),
+        "in order": EpisodesDistributor(pool=2, frames="in_order", episode_column="episode"),
+        "thinned": EpisodesDistributor(stride=2, drop_last_n=1, episode_column="episode"),
+        "by weights": EpisodesDistributor(
+            weights={"episodes": {"1": 0, "2": 2.5}}, episode_column="episode"
+        ),
+        "unshuffled": EpisodesDistributor(shuffle=False, episode_column="episode"),
+    }
+    frames = [{"episode": n * n // 160} for n in range(40)]  # of 4 to 13 rows
+    for name, each in of_episodes.items():
+        each.bind({"main": ItemsSource(frames)}, 11, None, 3)
+        found[f"episodes, {name}"] = [list(each.draw(1, 3, k) or ())[1:] for k in range(30)]
+    many = EpisodesDistributor(pool=40, episode_column="episode")
+    many.bind({"main": ItemsSource([{"episode": n // 50} for n in range(5000)])}, 11, None, 2)
+    whole = json.dumps(many.draw_many(1, 2, 0, 6000)).encode()
+    found["episodes, many rounds"] = hashlib.sha256(whole).hexdigest()
     parts = {"a": 3, "b": {"weight": 2, "distributor": MixtureDistributor({"c": 1, "d": 4})}}
     mixed: dict[str, DataDistributor] = {
         "mixture of items": MixtureDistributor(parts),
         "mixture of tokens": MixtureDistributor(parts, weights_by="tokens", temperature=2),
         "rank_partitioned": RankPartitionedDistributor({"a": 1, "b": 2, "c": 1, "d": 5}),
     }
-    for name, each in mixed.items():
-        each.bind({part: ItemsSource(list(range(9))) for part in "abcd"}, 11, None, 12)
-        lane = each.open(5, 12)
+    for name, mixture in mixed.items():
+        mixture.bind({part: ItemsSource(list(range(9))) for part in "abcd"}, 11, None, 12)
+        lane = mixture.open(5, 12)
         found[name] = [_taken(lane) for _ in range(30)]
         found[f"{name}, state"] = lane.state()
     for deal, waiting, lanes in ((True, 0, 3), (False, 0, 3), (True, 4, 3), (True, 4, 7)):
@@ -295,6 +314,7 @@ def versions() -> dict[str, Any]:
     return {
         "ORDER_FORMAT": job_module.ORDER_FORMAT,
         "ORDER_VERSION": permutation.ORDER_VERSION,
+        "MANY_ORDERS_VERSION": MANY_ORDERS_VERSION,
         "snapshot.FORMAT": snapshot.FORMAT,
         "RESAMPLER_VERSION": RESAMPLER_VERSION,
         "sound.version": SoundProcessor.version,
@@ -314,7 +334,7 @@ SECTIONS: dict[str, Callable[[], Any]] = {
 
 REMEDIES = {
     "permutations": "raise ORDER_VERSION in core/permutation.py",
-    "draws": "raise `version` of the distributor, or ORDER_VERSION where the arithmetic changed",
+    "draws": "raise `version` of the distributor, or ORDER_VERSION or MANY_ORDERS_VERSION",
     "keys": "raise ORDER_FORMAT in job.py: everything random is made of these",
     "log_id": "raise ORDER_FORMAT in job.py, for every job becomes another log",
     "batches": "raise `version` of the collator (or batcher), or ORDER_FORMAT where all changed",

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from resume.written import BLOCKED, PARTS, SOURCES, STREAMS, TYPES, source
+from resume.written import BLOCKED, IN_EPISODES, PARTS, SOURCES, STREAMS, TYPES, source
 
 Settings = dict[str, Any]
 
@@ -25,13 +25,13 @@ TEXTS = {"csv": "text", "text": "text", "webdataset": "txt"}
 CHATS = ("chat", "conversation")
 """Processors of conversations."""
 
-FILES = {"image": "pictures", "sound": "sounds"}
+FILES = {"image": "pictures", "sound": "sounds", "video": "videos"}
 """Processors of files, and the folders in which these lie; both are named by the same column."""
 
 CUTTING = ("split", "truncate")
 """What batchers may do to samples that are too long; none of those does to `WHOLE` ones."""
 
-WHOLE = ("conversation", "sound")
+WHOLE = ("conversation", "sound", "video")
 """Processors of samples that count more than tokens."""
 
 
@@ -140,6 +140,12 @@ DISTRIBUTORS: dict[str, Variants] = {
     "rank_partitioned": [
         lambda roles: {"parts": {part: _part(roles, part, 1) for part in PARTS}},
     ],
+    "episodes": _plain(
+        {"pool": 2, "episode_column": "episode"},
+        {"stride": 2, "frames": "in_order", "episode_column": "episode"},
+        {"weights": {"episodes": {"0": 1.5}}, "episode_column": "episode", "source": "one"},
+        {"shuffle": False, "drop_last_n": 1, "episode_column": "episode", "source": "two"},
+    ),
     "iterable": _plain({"source": "one", "buffer_size": 5}, {"source": "two"}),
 }
 
@@ -170,6 +176,15 @@ PROCESSORS: dict[str, Variants] = {
             "column": {"text": "text", "webdataset": "wav"}.get(roles.source, "picture"),
             "columns": [TEXTS.get(roles.source, "input_ids")],
             "dtype": "int16",
+        }
+    ],
+    "video": [
+        lambda roles: {
+            "column": {"text": "text", "webdataset": "avi"}.get(roles.source, "picture"),
+            "columns": [TEXTS.get(roles.source, "input_ids")],
+            # Few enough that they are closed, and frames that are held.
+            "decoders": 2,
+            "frame_bytes": 4_000,
         }
     ],
     "conversation": [
@@ -218,9 +233,15 @@ LENGTHS = tuple(name for name in BATCHERS if name not in ("simple", "user's"))
 """Batchers that may be told which value's length is a sample's size."""
 
 
+SEQUENCES = {"sound": ["sound"], "video": ["video", "frame_numbers", "frame_times"]}
+"""What the collator `padded` is told of samples that differ in length, by processor."""
+
+
 def _padded(variant: Settings) -> Callable[[Combination], Settings]:
     return lambda roles: (
-        {**variant, "sequences": ["sound"]} if roles.processor == "sound" else variant
+        {**variant, "sequences": SEQUENCES[roles.processor]}
+        if roles.processor in SEQUENCES
+        else variant
     )
 
 
@@ -273,12 +294,14 @@ def why_not(roles: Roles) -> str | None:
         return "iterable deals the shards of a stream, and these sources give items by number"
     if kind in STREAMS and distributor == "map":
         return "map draws items by number, and a stream has none"
+    if kind is not None and distributor == "episodes" and kind not in IN_EPISODES:
+        return "episodes needs items by number, and a column that names their episode"
     if kind in IDS and processor in ("tokenize", *FILES, *CHATS):
         return "items are token ids already, without a text, a file or a conversation"
     if processor in ("conversation", *FILES) and roles.get("batcher") == "concat":
-        return "concat cuts documents, and pictures and sounds are not cut"
-    if processor == "sound" and collator == "vlm":
-        return "vlm stacks what is neither tokens nor pictures, and sounds differ in length"
+        return "concat cuts documents, and pictures, sounds and videos are not cut"
+    if processor in SEQUENCES and collator == "vlm":
+        return "vlm stacks what is neither tokens nor pictures, and these differ in length"
     if (
         kind in TEXTS
         and processor in ("identity", *FILES)

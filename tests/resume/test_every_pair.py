@@ -115,8 +115,9 @@ def test_every_pair_is_chosen_that_any_job_has() -> None:
         assert (why_not(dict(pair)) is None) == (pair in exists), pair
 
 
-ELSEWHERE = {"folder"}
-"""Its items are names of files alone, which few roles take: see `test_a_folder.py`."""
+ELSEWHERE = {"folder", "lerobot", "robot"}
+"""Their items are names of files, or frames of robots, which few roles take: see
+`test_a_folder.py`, `test_robot_episodes.py` and `test_robot_processor.py`."""
 
 
 def test_every_shipped_role_is_resumed() -> None:

@@ -112,6 +112,7 @@ def rows_of(kind: str) -> list[Row]:
     return [
         {
             "number": number,
+            "episode": number // 5,
             "text": text,
             "input_ids": list(text.encode()),
             "picture": picture_of(number, len(text)),
@@ -125,9 +126,9 @@ def rows_of(kind: str) -> list[Row]:
 
 
 def picture_of(number: int, length: int) -> str:
-    """Return the name of a row's picture and of its sound, as long as its text.
+    """Return the name of a row's picture, of its sound and of its video, as long as its text.
 
-    The one has as many pixels, the other as many points.
+    The first has as many pixels, the second as many points, the third as many frames.
 
     So what headers tell is what batchers find in a text, an item's ids or a picture's name.
     """
@@ -154,6 +155,21 @@ def sound(number: int, points: int) -> bytes:
     return file.getvalue()
 
 
+def video(number: int, frames: int) -> bytes:
+    """Return a video of so many frames, each row's another one."""
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format="avi") as out:
+        stream = out.add_stream("mjpeg", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 16, 16, "yuvj420p"
+        for place in range(frames):
+            pixels = np.full((16, 16, 3), (7 * number + 3 * place) % 256, np.uint8)
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        out.mux(stream.encode(None))
+    return file.getvalue()
+
+
 def write_all(folder: Path) -> None:
     """Write the rows of both kinds and parts in every format; tokenizers; and a user's roles."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -170,12 +186,13 @@ def write_all(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     for kind in KINDS:
         rows = rows_of(kind)
-        for made in ("pictures", "sounds"):
+        for made in ("pictures", "sounds", "videos"):
             (folder / made / kind).mkdir(parents=True)
         for row in rows:
             told, name = (row["number"], len(row["text"])), row["picture"]
             (folder / "pictures" / kind / name).write_bytes(picture(*told))
             (folder / "sounds" / kind / name).write_bytes(sound(*told))
+            (folder / "videos" / kind / name).write_bytes(video(*told))
         for part, (start, stop) in PARTS.items():
             _write(folder / kind / part, rows[start:stop])
 
@@ -207,9 +224,10 @@ def _write(folder: Path, rows: list[Row]) -> None:
     )
     with (folder / "rows.csv").open("w", newline="") as file:
         table_of_texts = csv.writer(file)
-        table_of_texts.writerow(["text", "messages", "picture"])
+        table_of_texts.writerow(["text", "messages", "picture", "episode"])
         table_of_texts.writerows(
-            [row["text"], json.dumps(row["messages"]), row["picture"]] for row in rows
+            [row["text"], json.dumps(row["messages"]), row["picture"], row["episode"]]
+            for row in rows
         )
     _write_tar(folder / "rows.tar", rows)
     _write_mds(folder / "mds", rows)
@@ -226,6 +244,7 @@ def _write_tar(path: Path, rows: list[Row]) -> None:
                 ("json", json.dumps(row["messages"]).encode()),
                 ("png", picture(row["number"], len(row["text"]))),
                 ("wav", sound(row["number"], len(row["text"]))),
+                ("avi", video(row["number"], len(row["text"]))),
             ):
                 member = tarfile.TarInfo(f"{row['number']:03}.{ending}")
                 member.size = len(data)
@@ -235,6 +254,7 @@ def _write_tar(path: Path, rows: list[Row]) -> None:
 def _write_mds(folder: Path, rows: list[Row]) -> None:
     """By the layout of `streaming/base/format/mds`, version 2: columns in the order of names."""
     encodings = {
+        "episode": "int",
         "input_ids": "ndarray:int32",
         "messages": "json",
         "number": "int",
@@ -245,6 +265,7 @@ def _write_mds(folder: Path, rows: list[Row]) -> None:
     for row in rows:
         ids = np.array(row["input_ids"], "<i4")
         values = [
+            struct.pack("<q", row["episode"]),
             struct.pack("<BB", 1 << 2, len(ids)) + ids.tobytes(),
             json.dumps(row["messages"]).encode(),
             struct.pack("<q", row["number"]),
@@ -252,12 +273,12 @@ def _write_mds(folder: Path, rows: list[Row]) -> None:
             row["text"].encode(),
         ]
         # What has no fixed size is told at the start of a sample.
-        sizes = [len(value) for n, value in enumerate(values) if n != 2]
+        sizes = [len(value) for n, value in enumerate(values) if n not in (0, 3)]
         samples.append(struct.pack("<4I", *sizes) + b"".join(values))
     shard: dict[str, Any] = {
         "column_encodings": list(encodings.values()),
         "column_names": list(encodings),
-        "column_sizes": [None, None, 8, None, None],
+        "column_sizes": [8, None, None, 8, None, None],
         "compression": None,
         "format": "mds",
         "hashes": [],
@@ -323,6 +344,9 @@ TYPES = {"user's stream": "./lines.py:Lines", "user's": "./roles.py:Alternating"
 """The `type:` of roles that a user brings."""
 
 STREAMS = ("hf_stream", "user's stream")
+IN_EPISODES = ("parquet", "jsonl", "json", "csv", "arrow", "saved", "mds", "hf", "items")
+"""Whose items have a column that names their episode, which can be read alone and lies together."""
+
 BLOCKED = tuple(
     name for name in SOURCES if name not in (*STREAMS, "hf", "torch", "items", "tokens", "megatron")
 )

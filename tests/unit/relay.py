@@ -43,6 +43,7 @@ class Faults:
         drain_after: Say Draining and end behind so many batches, stream by stream.
         end_after: Say End behind so many batches, as if the log held no more, stream by stream.
         refuse: What a stream ends with as soon as it is open, stream by stream.
+        deny: What a stream ends with in place of being opened, stream by stream.
         cut_at: Positions of which only the first message is sent before the stream breaks.
         corrupt: Position -> how often its body is sent with a flipped bit.
         misspell: Position -> how often its header is sent with a wrong letter in a text.
@@ -55,6 +56,7 @@ class Faults:
     drain_after: list[int] = field(default_factory=list)
     end_after: list[int] = field(default_factory=list)
     refuse: list[PenstockError] = field(default_factory=list)
+    deny: list[PenstockError] = field(default_factory=list)
     cut_at: list[int] = field(default_factory=list)
     corrupt: dict[int, int] = field(default_factory=dict)
     misspell: dict[int, int] = field(default_factory=dict)
@@ -147,6 +149,9 @@ class Relay(grpc.GenericRpcHandler):
         first = next(requests)
         with self._lock:
             self.opens.append(feed_pb2.ReadRequest.FromString(first).open)
+            denied = self.faults.deny.pop(0) if self.faults.deny else None
+        if denied is not None:
+            _abort(context, denied)
         upstream = self._channel.stream_stream(PREFIX + "Feed/Read")(self._heard(first, requests))
         context.add_callback(upstream.cancel)
         try:

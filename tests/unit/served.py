@@ -332,6 +332,14 @@ class ServedNode:
         """Cut every stream and close the port."""
         self._run(self._open.aclose())
 
+    def drain(self, grace_s: float = DEADLINE_S) -> None:
+        """End as at SIGTERM: hand over what is made, save, and close the port."""
+        self._run(self._drain(grace_s))
+        self.stop()
+
+    async def _drain(self, grace_s: float) -> None:
+        await asyncio.gather(self.service.drain(grace_s), self.service.node.drain(grace_s))
+
     async def _start(self) -> None:
         store = self.store = MemoryStore(self.memory)
         await store.open()
@@ -339,7 +347,8 @@ class ServedNode:
         node = ThreadNode({"code": self.job}, store, workers=1, bound_bytes=256 << 20)
         self._open.push_async_callback(node.close, 0.0)
         await node.start()
-        service = self.service = Service(node, store, Metrics("test"), node_id=self.node_id)
+        self.metrics = Metrics("test")
+        service = self.service = Service(node, store, self.metrics, node_id=self.node_id)
         self.address = await service.start(self.address)
         self._open.push_async_callback(service.stop, 0.0)
 

@@ -66,7 +66,7 @@ def test_a_node_that_joins_moves_what_it_gets_and_nothing_else() -> None:
 
 def test_a_node_that_leaves_moves_what_it_had_and_nothing_else() -> None:
     """Any one of them: its place in the row is empty, whether or not a reader has ever seen it."""
-    for units in UNITS:
+    for units in UNITS[::4]:
         for count in range(2, MOST_NODES + 1):
             weights = dict.fromkeys(pods(count), 4)
             before = deal(units, weights)
@@ -78,39 +78,40 @@ def test_a_node_that_leaves_moves_what_it_had_and_nothing_else() -> None:
                 assert moved(before, known) == before.count(gone), (units, count, gone)
 
 
-def test_nodes_of_unequal_weight_move_little_more() -> None:
-    """In sum at most 1.1 times the least, where readers know the node that is away."""
+@pytest.mark.parametrize("weights", [(4,), WORKERS])
+@pytest.mark.parametrize("kind", ["from 0", "from 1", "from 17", "from 29", "without an order"])
+def test_of_any_nodes_few_more_units_move_than_have_to(kind: str, weights: tuple[int, ...]) -> None:
+    """In sum at most 1.25 times the least; none more where it is known which node is away."""
     moves, least = Counter[str](), Counter[str]()
-    for units in UNITS[::7]:
+    for units in UNITS[::75]:
         for count in range(2, MOST_NODES + 1):
-            weights = {node: WORKERS[at % 5] for at, node in enumerate(pods(count))}
-            before, last = deal(units, weights), pods(count)[-1]
-            gone = pods(count)[units % count]
-            moves["joins"] += moved(deal(units, {**weights, last: 1}, away=[last]), before)
-            moves["joins"] += moved(
-                deal(units, {node: weights[node] for node in weights if node != last}), before
-            )
-            least["joins"] += 2 * before.count(last)
-            moves["leaves"] += moved(before, deal(units, weights, away=[gone]))
-            least["leaves"] += before.count(gone)
+            start = int(kind.rpartition(" ")[2]) if kind.startswith("from") else None
+            ids = [
+                f"gpu{number + start:03}/0.0.0.0:50051"
+                if start is not None
+                else f"pod-{number * 7919 % 65537:x}q{number * number}"
+                for number in range(count)
+            ]
+            nodes = {node: weights[at % len(weights)] for at, node in enumerate(ids)}
+            before = deal(units, nodes)
+            for what, gone in ("joins", ids[-1]), ("leaves", ids[units % count]):
+                without = {node: nodes[node] for node in ids if node != gone}
+                moves[what] += moved(before, deal(units, without))
+                least[what] += before.count(gone)
+                assert moved(before, deal(units, nodes, away=[gone])) == before.count(gone)
 
-    assert all(moves[what] <= 1.1 * least[what] for what in moves), (moves, least)
+    assert all(moves[what] <= 1.25 * least[what] for what in least), (moves, least)
 
 
-def test_ids_of_no_row_are_dealt_too_and_go_back_to_where_they_were() -> None:
-    """One that is known to be away moves its units alone; one that nobody knew moves more."""
-    moves = least = 0
-    for units in UNITS[::7]:
-        for count in range(2, MOST_NODES + 1):
-            ids = [f"pod-{number * 7919 % 65537:x}q{number * number}" for number in range(count)]
-            weights = dict.fromkeys(ids, 4)
-            before, gone = deal(units, weights), ids[units % count]
-            assert moved(before, deal(units, weights, away=[gone])) == before.count(gone)
-            without = {node: 4 for node in ids if node != gone}
-            moves += moved(before, deal(units, without))
-            least += before.count(gone)
+def test_a_node_of_twice_the_weight_is_the_best_of_twice_as_many_units() -> None:
+    """Weights that change a little move little: most units keep their best node."""
+    weights = {"a": 4, "b": 8, "c": 4}
+    before = Counter(deal(160, weights))
+    assert before == {"a": 40, "b": 80, "c": 40}
 
-    assert moves <= 1.6 * least
+    heavier = deal(160, {**weights, "c": 5})
+
+    assert moved(deal(160, weights), heavier) <= 2 * (heavier.count("c") - 40)
 
 
 def test_each_log_is_dealt_otherwise() -> None:

@@ -22,8 +22,15 @@ from penstock.client.nodes.known_node import KnownNode
 from penstock.client.reading.feed import Feed, WantedPositions
 from penstock.client.reading.route_set import Prefetch
 from penstock.client.session.session import Session
-from penstock.wire.errors import BadItem, Forbidden, PenstockError, StaleGeneration
+from penstock.wire.errors import (
+    BadItem,
+    Forbidden,
+    PenstockError,
+    StaleGeneration,
+    StoreUnavailable,
+)
 from penstock.wire.order import Share
+from penstock.wire.v1 import feed_pb2
 from unit.relay import Relay
 from unit.served import ServedNode, wait_until
 
@@ -105,6 +112,16 @@ def two_nodes(**options: Any) -> Iterator[tuple[list[ServedNode], list[Link]]]:
         yield nodes, links
 
 
+def counted(node: ServedNode) -> dict[str, float]:
+    """Return what a node has counted of others that were left, by why."""
+    return {
+        sample.labels["reason"]: sample.value
+        for family in node.metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "penstock_failovers_total" and sample.value
+    }
+
+
 def left(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if "is left" in r.getMessage()]
 
@@ -115,7 +132,7 @@ def test_a_link_that_is_cut_is_left_and_a_node_that_owes_nothing_is_not(
 ) -> None:
     """A consumer that pauses hears nothing either, for as long as it likes."""
     with (
-        two_nodes(batches=batches) as (_, links),
+        two_nodes(batches=batches) as (served, links),
         reading([link.address for link in links], 200) as (feed, _),
         caplog.at_level(logging.WARNING, "penstock"),
     ):
@@ -129,6 +146,7 @@ def test_a_link_that_is_cut_is_left_and_a_node_that_owes_nothing_is_not(
         assert links[1].address in said
         assert nodes[-1] == 0
         assert set(take(feed, range(120, 200))) == {0}
+        assert feed.failovers == counted(served[0]) == {"silent": 1}
 
 
 def test_a_node_that_works_long_says_so_and_keeps_its_units(
@@ -188,10 +206,12 @@ def test_a_node_that_has_drained_and_is_back_is_read_again(
     ):
         one, other = known.usable
         take(feed, range(20))
+        links[1].cut()  # so that it is not back before that is seen
         known.usable = one, replace(other, draining=True)
         wait_until(lambda: left(caplog), "it is left")
 
         take_until(feed, 20, lambda found: {0} == set(found[-3 * LANES :]))
+        links[1].mend()
         take_until(feed, feed._slots.next, lambda found: 1 in found)
         assert len(left(caplog)) == 1
 
@@ -236,9 +256,38 @@ def test_what_a_node_refuses_is_its_own_or_the_jobs(
         if is_the_nodes:
             take(feed, range(60))
             assert relay.address in left(caplog)[0]
+            assert feed.failovers == counted(nodes[0]) == {"refuses": 1}
         else:
             with pytest.raises(type(error)):
                 take(feed, range(60))
+
+
+def test_a_node_that_was_left_is_counted_once_where_it_is_read_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though the first streams after it are not accepted, and others break later."""
+    monkeypatch.setattr("penstock.client.reading.failover.AGAIN_S", 60.0)
+    with (
+        two_nodes() as (nodes, links),
+        Relay(nodes[0].address) as relay,
+        reading([relay.address, links[1].address], 300) as (feed, known),
+        caplog.at_level(logging.WARNING, "penstock"),
+    ):
+        take(feed, range(20))
+        relay.faults.deny += [StoreUnavailable("not now"), StoreUnavailable("nor now")]
+        before = len(relay.opens)
+        one, other = known.usable
+        known.usable = one, replace(other, draining=True)
+        wait_until(lambda: left(caplog), "it is left")
+        take(feed, range(20, 100))
+        relay.faults.break_after.append(1)
+        wait_until(lambda: len(relay.opens) >= before + 3, "it is opened three times")
+        take(feed, range(100, 300))
+
+        told = [list(opening.left) for opening in relay.opens[before:]]
+        assert told[:3] == [[feed_pb2.LEFT_DRAINS]] * 3
+        assert not any(told[3:])
+        assert feed.failovers == counted(nodes[0]) == {"drains": 1}
 
 
 def test_a_rank_opens_no_stream_to_a_node_that_makes_none_of_its_lanes() -> None:

@@ -22,7 +22,13 @@ from penstock.client.calls.node_address import Address, Tls, Token, address_of
 from penstock.client.commands.nodes import render
 from penstock.client.nodes.addresses import AddressFile, Origin, ResolvedName, origins
 from penstock.client.nodes.target_nodes import TargetNodes, open_nodes
-from penstock.client.nodes.usable import NodeAnswer, ReadFrom, common_to_most, settle
+from penstock.client.nodes.usable import (
+    NodeAnswer,
+    ReadFrom,
+    common_to_most,
+    none_is_left,
+    settle,
+)
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import (
     InvalidRequest,
@@ -509,6 +515,19 @@ def test_two_nodes_that_were_given_one_id_are_told_apart() -> None:
         assert [node.target for node in usable] == [stays]
         assert left_out.target == goes
         assert "give each node an id of its own" in left_out.why
+
+
+def test_nodes_that_fail_alike_are_named_with_one_reason() -> None:
+    """Each once; the one that fails in another way has its own."""
+    away = {f"h:{port}": Unreachable(f"no answer from h:{port} (why)") for port in range(100, 140)}
+    found = answers(**away, other=Unreachable("it shuts down"))
+
+    said = none_is_left(",".join(found), found).message
+
+    assert said == (
+        "none of the 41 nodes of the list can be read: "
+        f"no answer from {', '.join(away)} (why); other: it shuts down"
+    )
 
 
 def test_what_most_nodes_have_is_read_and_of_as_many_the_lower() -> None:

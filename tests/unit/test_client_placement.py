@@ -13,6 +13,7 @@ from penstock.client.nodes.dealing import LaneUnits
 from penstock.client.nodes.placement import FORGOTTEN_S, HEALTHY_S, Placement
 from penstock.client.nodes.read_lanes import read_lanes
 from penstock.wire.order import Share
+from penstock.wire.v1 import feed_pb2
 
 ROW = 12
 
@@ -298,3 +299,44 @@ def test_a_node_that_is_gone_for_a_while_moves_no_unit_of_others() -> None:
     placement.know(gone, 301.0)
     placement.know(gone, 301.0 + FORGOTTEN_S)
     assert placement.left == {}
+
+
+def test_a_node_that_has_drained_takes_its_units_as_soon_as_it_is_back() -> None:
+    """At a boundary; and while the next one drains, what moves goes to it, too."""
+    names = [f"penstock-{number}" for number in range(3)]
+    placement = Placement(12, 100)
+    placement.know(dict.fromkeys(names, 1), 0.0)
+    placement.settle(0.0, 0, 0)
+    before = placement.owners
+
+    placement.leave(names[2], "it shuts down", 10.0, feed_pb2.LEFT_DRAINS)
+    placement.leave(names[2], "no answer", 10.1)  # it has ended
+    assert {move.before for move in placement.settle(10.1, 50, 60)} == {names[2]}
+    placement.answers(names[2], 20.0)
+    assert placement.settle(20.0, 110, 120) == []
+    placement.leave(names[1], "it shuts down", 21.0, feed_pb2.LEFT_DRAINS)
+    moves = placement.settle(21.0, 130, 140)
+    assert {move.before for move in moves} == {names[1]}
+    assert {move.after for move in moves} == {names[0], names[2]}
+    placement.answers(names[1], 30.0)
+    placement.settle(30.0, 210, 220)
+    placement.settle(31.0, 300, 320)
+
+    assert placement.owners == before
+
+
+def test_a_node_that_has_broken_is_on_trial_though_another_has_drained() -> None:
+    """What is true of one that was ended on purpose is not of one that may do so again."""
+    placement = Placement(12, 100)
+    placement.know({"penstock-0": 1, "penstock-1": 1}, 0.0)
+    placement.settle(0.0, 0, 0)
+    placement.leave("penstock-1", "no answer", 10.0)
+    placement.settle(10.0, 50, 60)
+    placement.answers("penstock-1", 11.0)
+
+    assert placement.settle(11.0, 110, 120) == []
+    assert placement.planned is None
+    assert placement.settle(10.0 + HEALTHY_S, 110, 120) == []
+    assert placement.planned is None
+    placement.settle(11.0 + HEALTHY_S, 110, 120)
+    assert placement.planned is not None

@@ -18,6 +18,7 @@ import yaml
 from penstock.server.config.location import Location
 from penstock.server.jobs.registry import KINDS, build
 from penstock.server.sources import BUILTIN_SOURCES
+from robots import RobotFolder
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
 FORMATS = Path(__file__).parents[1] / "data" / "formats"
@@ -63,6 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "rows.npy", np.zeros((2, 8), np.uint16))
     (folder / "pictures" / "cat").mkdir(parents=True)
     (folder / "pictures" / "cat" / "1.jpg").write_bytes(b"a cat")
+    RobotFolder().write(folder / "robots")
     for name, text in re.findall(r"<!-- file: (\S+) -->\n```json\n(.*?)^```", PAGE, re.M | re.S):
         (folder / name).write_text(text)
     return folder
@@ -80,7 +82,7 @@ def test_the_table_lists_every_source() -> None:
 @pytest.mark.parametrize(("name", "items"), [
     ("parquet", 2), ("lines", 2), ("array", 4), ("table", 1), ("paragraphs", 2), ("documents", 1),
     ("arrow", 2), ("saved", 1), ("tars", 1), ("mosaic", 7), ("megatron", 4), ("nanogpt", 2),
-    ("rows", 2), ("several", 4), ("pictures", 1),
+    ("rows", 2), ("several", 4), ("pictures", 1), ("robots", 27),
 ])  # fmt: skip
 def test_each_example_opens_files(folder: Path, name: str, items: int) -> None:
     """As a job file builds it, and its items are read."""

@@ -330,6 +330,31 @@ def test_what_is_kept_is_bounded(bound: int) -> None:
     assert log.busy_bytes == 0
 
 
+def test_what_nobody_was_given_is_counted_when_it_is_let_go() -> None:
+    """Of ten that are ready three are taken, and one of the others by a reader that comes later."""
+    log = Log(make_job(), bound_bytes=10**9)
+    gone = whole(log, 10)
+    for entry in list(gone.pending.values()):
+        finish(log, entry)
+    for _ in range(3):
+        taken = gone.take()
+        assert taken is not None
+        gone.sent(taken)
+    gone.close()
+    assert (log.figures()["kept_bytes"], log.figures()["unread"]) == (10 * SIZE, 0)
+
+    late = whole(log, 4)
+    for _ in range(4):
+        taken = late.take()
+        assert taken is not None
+        late.sent(taken)
+    late.close()
+    log.cached.shed()
+
+    assert (log.produced, log.cache_hits) == (10, 4)
+    assert log.figures()["unread"] == 6
+
+
 def test_bytes_stay_while_a_stream_writes_them() -> None:
     """An evicted batch is let go only when the last stream has written it."""
     log = Log(make_job(), bound_bytes=0)

@@ -158,11 +158,11 @@ def scraped() -> str:
     metrics.begin({"code": Job(ItemsSource([{"x": 1}]), batch_size=1, lanes=1)})
     stream = {"group": "g", "rank": 0, "next": 4, "waiting_s": 1.5, "lag_batches": 2}
     stream |= {"stalled_s": 0.5}
-    counted = ("ready_batches", "ready_bytes", "recomputed", "cache_hits", "wanted_nodes")
+    counted = ("ready_batches", "ready_bytes", "recomputed", "unread", "cache_hits", "refused")
     job = {
         "name": "code",
         "groups": [stream],
-        **dict.fromkeys((*counted, "needed_workers", "units", "units_asked"), 1),
+        **dict.fromkeys((*counted, "wanted_nodes", "needed_workers", "units", "units_asked"), 1),
     }
     status = {
         "workers": [{"ready": True}],
@@ -171,7 +171,7 @@ def scraped() -> str:
         "started_at": 1.0,
         "start_s": 0.5,
         "memory": {"server": 1},
-        "store": {"away_s": 0.0, "snapshots_waiting": 0},
+        "store": {"away_s": 0.0, "snapshots_waiting": 0, "shared": False},
         "jobs": [job],
     }
     metrics.watch(lambda: status)

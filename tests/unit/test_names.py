@@ -15,6 +15,7 @@ FILES = [
 ]
 
 SAME = {
+    "bench.py": "what a job gives: to a reader of any node, and through a node of its own",
     "cli.py": "the entry point of `penstock` and that of `penstockd`",
     "errors.py": "the client's are those of the wire, under another name",
     "quarantine.py": "what a node does about it, and the command that shows it",

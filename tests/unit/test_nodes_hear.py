@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -146,14 +147,14 @@ def test_two_nodes_of_one_id_say_so_at_both() -> None:
 
 
 def test_describe_tells_what_lanes_are_dealt_by() -> None:
-    """The id, how often it has begun, workers, and where reading may begin without a replay."""
+    """The id, how often it has begun, workers, and that reading begins anywhere."""
     with ServedNode(node_id="a") as node:
         for incarnation in (1, 2):
             request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job="code")
             data = node.call(node.service._describe(request.SerializeToString()))
             reply = feed_pb2.DescribeReply.FromString(data)
             assert (reply.node_id, reply.incarnation, reply.workers) == ("a", incarnation, 1)
-            assert (reply.draining, list(reply.units), reply.snapshot_every) == (False, [], 16)
+            assert (reply.draining, list(reply.units), reply.snapshot_every) == (False, [], 0)
             node.stop()
             node.start()
 
@@ -191,3 +192,40 @@ def test_after_a_minute_without_the_store_no_attempt_is_served() -> None:
         node.store.is_cut = False  # type: ignore[attr-defined]
         for _ in range(100):
             next(iter(reader))
+
+
+def test_a_node_that_serves_no_attempt_is_left_once_and_not_gone_back_to(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers, as it would alone; what it serves no more it says, until the store is back."""
+    failover = "penstock.client.reading.failover"
+    monkeypatch.setattr("penstock.client.nodes.placement.HEALTHY_S", 0.2)
+    for name, value in (("TICK_S", 0.05), ("AGAIN_S", 0.1), ("TRIAL_S", 0.1), ("SILENT_S", 30.0)):
+        monkeypatch.setattr(f"{failover}.{name}", value)
+    with two_nodes(lanes=6) as (one, two):
+        target = f"{one.address},{two.address}"
+        given: dict[str, Any] = {"rank": 0, "world_size": 1, "batches_per_step": 6}
+        with (
+            Loader(target, "code", group="run", attempt="t1", **given) as reader,
+            caplog.at_level("WARNING", "penstock"),
+        ):
+            batches = iter(reader)
+            for _ in range(60):
+                next(batches)
+            two.store.__class__ = _CutOff
+            two.store.is_cut = True  # type: ignore[attr-defined]
+            two.service.following._heard_at -= 60.0
+            wait_until(lambda: next(batches) and _left(caplog, two), "it is left")
+            end = time.monotonic() + 2.0
+            while time.monotonic() < end:  # ten times as long as a node has to be healthy for
+                next(batches)
+            assert len(_left(caplog, two)) == 1, _left(caplog, two)
+            assert "has not reached the store" in _left(caplog, two)[0]
+
+            two.store.is_cut = False  # type: ignore[attr-defined]
+            wait_until(lambda: next(batches) and len(two.service.streams), "it is read again")
+
+
+def _left(caplog: pytest.LogCaptureFixture, node: ServedNode) -> list[str]:
+    found = [record.getMessage() for record in caplog.records]
+    return [text for text in found if f"{node.address} is left" in text]

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.server.job.job import Job
-from penstock.server.roles import MapDistributor
+from penstock.server.roles import BestFitPackingBatcher, MapDistributor
 from penstock.server.rpc.opening import describe
 from penstock.server.sources import ItemsSource, ParquetSource
 from penstock.wire import PROTOCOL
@@ -41,9 +41,10 @@ def test_lanes_of_a_reading_group_are_one_unit(corpus: Path, lanes: int, groups:
 
     reply = told(job)
 
-    assert list(reply.units) == list(range(groups))
+    assert list(reply.units) == ([] if groups == lanes else list(range(groups)))
     for lane in range(lanes):
-        assert lane in job.lanes_together()[reply.units[lane % len(reply.units)]]
+        unit = reply.units[lane % groups] if reply.units else lane
+        assert lane in job.lanes_together()[unit]
 
 
 def test_lanes_that_share_nothing_are_units_of_their_own(corpus: Path) -> None:
@@ -51,8 +52,12 @@ def test_lanes_that_share_nothing_are_units_of_their_own(corpus: Path) -> None:
 
 
 def test_a_node_tells_its_weight_its_snapshots_and_that_it_ends() -> None:
-    job = Job(ItemsSource([1, 2, 3]), batch_size=1, lanes=2, snapshot_every=7)
+    """A lane whose batches depend on those before is begun at a snapshot, another one anywhere."""
+    source = ItemsSource([{"input_ids": [1]}, {"input_ids": [2, 3]}])
+    packed = Job(source, batcher=BestFitPackingBatcher(8), lanes=2, snapshot_every=7)
+    plain = Job(source, batch_size=1, lanes=2, snapshot_every=7)
 
-    reply = told(job, workers=3, draining=True)
+    reply = told(packed, workers=3, draining=True)
 
     assert (reply.workers, reply.snapshot_every, reply.draining) == (3, 7, True)
+    assert told(plain).snapshot_every == 0

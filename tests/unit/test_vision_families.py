@@ -19,6 +19,7 @@ from PIL import Image
 from skimage import data_dir
 
 from penstock.client import media
+from penstock.client.media import normalizing
 from penstock.server.media.families.family import Family
 from penstock.server.media.families.fixed_families import DefaultFamily, Llava
 from penstock.server.media.families.patch_families import Kimi, Qwen3Vl, QwenVl
@@ -445,7 +446,7 @@ def test_pictures_of_any_number_are_normalized_in_chunks(monkeypatch: pytest.Mon
     pixels = torch.from_numpy(family.patches(np.asarray(drawn(140, 112))))
     whole = media.normalized(pixels, family.norm(), dtype=torch.float32)
 
-    monkeypatch.setattr(media, "CHUNK", 3 * pixels.shape[1])
+    monkeypatch.setattr(normalizing, "CHUNK", 3 * pixels.shape[1])
 
     assert torch.equal(media.normalized(pixels, family.norm(), dtype=torch.float32), whole)
     assert media.normalized(pixels[:0], family.norm()).shape == (0, 1176)

@@ -141,6 +141,7 @@ def test_other_packages_that_make_something_else_are_refused_by_name() -> None:
         for _ in range(2):
             with pytest.raises(errors.LogDiverged, match=r"here numpy .* \(recorded: 0\.1\)"):
                 read(node)
+        assert [log.figures()["refused"] for log in node.service.node.logs.values()] == [1]
         node.call(node.service.node.witnesses.save())
         assert [each["numpy"] for each in recorded(node)] == ["0.1"]
         assert {row.digest for row in node.memory.tables[WitnessRow].rows.values()} == {bytes(32)}

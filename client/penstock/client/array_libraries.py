@@ -49,6 +49,26 @@ class Arrays(Protocol):
         """Return the array where the condition holds, else a number."""
         ...
 
+    def numbers(self, numbers: np.ndarray, array: Array) -> Array:
+        """Return numbers of the host where the array lies; that may wait for a device."""
+        ...
+
+    def new(self, shape: tuple[int, ...], array: Array, dtype: str) -> Array:
+        """Return an array of a shape, of any content."""
+        ...
+
+    def contiguous(self, array: Array) -> Array:
+        """Return an array of the same elements, whose last dimension varies fastest."""
+        ...
+
+    def clip(self, array: Array, low: int, high: int) -> Array:
+        """Return the elements, each at least `low` and at most `high`."""
+        ...
+
+    def moved(self, array: Array, axis: int, to: int) -> Array:
+        """Return a view with one dimension moved to another place."""
+        ...
+
     def roll(self, array: Array, by: int) -> Array:
         """Return (B, T) with each row moved on, its end at its beginning."""
         ...
@@ -74,6 +94,21 @@ class _ByNumpy:
 
     def where(self, condition: Array, array: Array, other: int) -> Array:
         return np.where(condition, array, other)
+
+    def numbers(self, numbers: np.ndarray, array: Array) -> Array:
+        return np.asarray(numbers, like=array)
+
+    def new(self, shape: tuple[int, ...], array: Array, dtype: str) -> Array:
+        return np.empty(shape, numpy_dtype(dtype), like=array)
+
+    def contiguous(self, array: Array) -> Array:
+        return np.ascontiguousarray(array, like=array)
+
+    def clip(self, array: Array, low: int, high: int) -> Array:
+        return np.clip(array, low, high)
+
+    def moved(self, array: Array, axis: int, to: int) -> Array:
+        return np.moveaxis(array, axis, to)
 
     def roll(self, array: Array, by: int) -> Array:
         return np.roll(array, by, 1)
@@ -102,6 +137,21 @@ class _ByTorch:
 
     def where(self, condition: Array, array: Array, other: int) -> Array:
         return self._torch.where(condition, array, other)
+
+    def numbers(self, numbers: np.ndarray, array: Array) -> Array:
+        return self._torch.as_tensor(numbers).to(array.device)
+
+    def new(self, shape: tuple[int, ...], array: Array, dtype: str) -> Array:
+        return self._torch.empty(shape, dtype=self._dtype(dtype), device=array.device)
+
+    def contiguous(self, array: Array) -> Array:
+        return array.contiguous()
+
+    def clip(self, array: Array, low: int, high: int) -> Array:
+        return array.clip(low, high)
+
+    def moved(self, array: Array, axis: int, to: int) -> Array:
+        return array.movedim(axis, to)
 
     def roll(self, array: Array, by: int) -> Array:
         return array.roll(by, 1)

@@ -437,7 +437,7 @@ class Loader:
     # --- looking and ending ---
 
     def stats(self) -> dict[str, Any]:
-        """Return counts and rates: batches, bytes, tokens, wait_share, reconnects, buffers.
+        """Return counts and rates: batches, bytes, tokens, waits, reconnects, failovers, buffers.
 
         `wait_share` is the share of the time since the first batch that training waited for data.
         """

@@ -76,7 +76,7 @@ METRICS: dict[str, Metric] = {
         (JOB,),
         "batches",
         "Batches made, those that were made again included.",
-        ("fleet", "run", "PenstockRecomputes"),
+        ("fleet", "run"),
     ),
     "penstock_produced_bytes_total": Metric(
         "counter",
@@ -98,6 +98,13 @@ METRICS: dict[str, Metric] = {
         "tokens",
         "Tokens of padding in batches made.",
         ("run",),
+    ),
+    "penstock_batch_episodes_total": Metric(
+        "counter",
+        (JOB,),
+        "episodes",
+        "From how many episodes each batch made comes, added up: divided by the batches, how well "
+        "the pool of `episodes` mixes.",
     ),
     "penstock_drawn_items_total": Metric(
         "counter",
@@ -161,6 +168,14 @@ METRICS: dict[str, Metric] = {
         "when a reader wanted them.",
         ("fleet", "run", "PenstockRecomputes"),
     ),
+    "penstock_unread_batches_total": Metric(
+        "counter",
+        (JOB,),
+        "batches",
+        "Batches that were made, and let go before any reader was given them: as a rule their "
+        "readers read another node by then, which made them, too.",
+        ("fleet", "PenstockRecomputes"),
+    ),
     "penstock_ready_batches": Metric(
         "gauge",
         (JOB,),
@@ -203,7 +218,7 @@ METRICS: dict[str, Metric] = {
         (JOB,),
         "units",
         "Units of a job that readers ask this node for, as it was seen within the last 5 seconds.",
-        ("fleet", "PenstockUnitUnread"),
+        ("fleet", "PenstockUnitUnread", "PenstockRecomputes"),
     ),
     "penstock_ready_bound_bytes": Metric(
         "gauge",
@@ -224,7 +239,7 @@ METRICS: dict[str, Metric] = {
         (JOB,),
         "batches",
         "Batches that readers were given: sent, or lent.",
-        ("fleet",),
+        ("fleet", "PenstockRecomputes", "PenstockUnitUnread"),
     ),
     "penstock_sent_bytes_total": Metric(
         "counter",
@@ -396,7 +411,7 @@ METRICS: dict[str, Metric] = {
         (JOB, "group"),
         "readers",
         "Open readers of a group.",
-        ("run", "PenstockStarved"),
+        ("run", "PenstockStarved", "PenstockFailovers"),
     ),
     "penstock_group_next_position": Metric(
         "gauge",
@@ -435,6 +450,24 @@ METRICS: dict[str, Metric] = {
         "streams",
         "Streams that a rank has opened again within one attempt.",
         ("fleet",),
+    ),
+    "penstock_failovers_total": Metric(
+        "counter",
+        (JOB, "reason"),
+        "nodes",
+        "Times that a reader which reads here now has left another node, by why: `broke`, the "
+        "connection or the node was gone; `silent`, it said nothing for 15 s or did not answer; "
+        "`drains`, it shut down; `refuses`, it refused what others serve; `other`, what a newer "
+        "reader says.",
+        ("fleet", "PenstockFailovers"),
+    ),
+    "penstock_environment_refused": Metric(
+        "gauge",
+        (JOB,),
+        "",
+        "1 while the node refuses the job with `[log_diverged]`, as its packages make other "
+        "batches than were made before.",
+        ("fleet", "PenstockEnvironmentRefused"),
     ),
     "penstock_cursor_commit_duration_seconds": Metric(
         "histogram",
@@ -584,6 +617,13 @@ METRICS: dict[str, Metric] = {
         RANK,
         "streams",
         "In a trainer: streams that were opened again.",
+        ("run",),
+    ),
+    "penstock_loader_failovers_total": Metric(
+        "counter",
+        (*RANK, "reason"),
+        "nodes",
+        "In a trainer: times that a node was left, by why, as in `penstock_failovers_total`.",
         ("run",),
     ),
     "penstock_loader_next_position": Metric(

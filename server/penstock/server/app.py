@@ -219,7 +219,7 @@ async def _serve_http(
     page = StatusPage(service.node, service.status, service.metrics)
     stack.push_async_callback(page.stop)
     if settings.metrics is not None:
-        answers = probes(service.metrics, lambda: not service.draining.is_set())
+        answers = probes(service.metrics, lambda: not service.hand_over.has_begun)
         port = HttpPort(METRICS, [*answers, *page.local_routes()])
         found["metrics"] = await port.start(settings.metrics)
         stack.push_async_callback(ending.stage, "metrics", port.stop)

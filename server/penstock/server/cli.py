@@ -1,4 +1,4 @@
-"""`penstockd`: serve, init, check, show, index, plan, size, token, store, ray, schema."""
+"""`penstockd`: what nodes, jobs, data and stores are managed by; `common.programs` lists it."""
 
 from __future__ import annotations
 

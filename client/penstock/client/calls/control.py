@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -355,16 +355,28 @@ class Control:
                 raise away  # the caller does not wait any more
 
 
-def by_target(target: str, sentence: str) -> str:
-    """Return a sentence of several about nodes: it names its node."""
-    return sentence if target in sentence else f"{target}: {sentence}"
+_PLACE = "\0"
+
+
+def why_each(failed: Mapping[str, PenstockError]) -> str:
+    """Return why nodes failed, as one sentence: those that failed alike are named together.
+
+    Args:
+        failed: Target -> its error.
+    """
+    alike: dict[str, list[str]] = {}
+    for target in sorted(failed):
+        said = failed[target].message
+        if target not in said:
+            said = f"{target}: {said}"
+        alike.setdefault(said.replace(target, _PLACE), []).append(target)
+    return "; ".join(said.replace(_PLACE, ", ".join(targets)) for said, targets in alike.items())
 
 
 def _none_answers(failed: dict[str, PenstockError]) -> PenstockError:
     """Return one error for all nodes, of the kind of the last that had answered."""
-    each = "; ".join(by_target(target, error.message) for target, error in failed.items())
     kinds = sorted(failed.values(), key=lambda error: isinstance(error, Unreachable))
-    return kinds[0].reworded(f"none of {len(failed)} nodes could do it: {each}")
+    return kinds[0].reworded(f"none of {len(failed)} nodes could do it: {why_each(failed)}")
 
 
 def _gave_up(error: PenstockError, target: str, method: str, waited: float) -> PenstockError:

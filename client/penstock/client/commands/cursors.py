@@ -165,7 +165,10 @@ def _delete(control: Control, args: argparse.Namespace) -> int:
     (group,) = _groups(control, _group(args))
     if group.readers and not args.fence:
         raise _in_use(group)
-    if not (args.yes or _confirmed(group, args.fence)):
+    uncounted = _uncounted(control)
+    if args.yes and uncounted:
+        print(uncounted, file=sys.stderr)
+    if not (args.yes or _confirmed(group, args.fence, uncounted)):
         say(f"group {group.name!r} is as it was")
         return 1
     try:
@@ -200,7 +203,18 @@ def _in_use(group: cursors_pb2.Group) -> GroupInUse:
     )
 
 
-def _confirmed(group: cursors_pb2.Group, fence: bool) -> bool:
+def _uncounted(control: Control) -> str:
+    """Return a sentence where other nodes may have readers that nobody has counted."""
+    nodes = control.each()
+    if len(nodes) > 1 or not control.status().get("store", {}).get("shared"):
+        return ""
+    return (
+        "Readers at other nodes of this store were not counted: name all nodes, so that a group "
+        "that is read there is not deleted."
+    )
+
+
+def _confirmed(group: cursors_pb2.Group, fence: bool, uncounted: str) -> bool:
     """Ask on a terminal whether a group is to be deleted.
 
     Raises:
@@ -216,7 +230,7 @@ def _confirmed(group: cursors_pb2.Group, fence: bool) -> bool:
     what = (
         f"group {group.name!r} of job {group.job!r}: step {group.cursor:,}, "
         f"{counted(len(group.checkpoints), 'checkpoint')}, committed {_committed(group)}."
-        f"{readers}\n"
+        f"{readers}\n{uncounted}{' ' if uncounted else ''}"
         "Its next start begins at step 0, unless it brings a state. Delete it? [y/N]"
     )
     print(folded(plain_lines(what), columns_of(sys.stderr)), end=" ", file=sys.stderr, flush=True)

@@ -15,6 +15,7 @@ from typing import Any
 from penstock.client.calls.background_thread import in_background
 from penstock.client.loop.reader import LoopReader
 from penstock.common.metric_table import METRICS, help_of
+from penstock.wire.left_reasons import LEFT_REASONS
 
 Labels = tuple[str, ...]
 Values = Mapping[tuple[str, Labels], float]
@@ -85,7 +86,8 @@ class CountedLoader:
             return closed
         labels = (self._job, self._group, str(at.session.share.rank))
         tally, later = at.tally, waits.later
-        reconnects = tally.reconnects + (0 if at.feed is None else at.feed.reconnects)
+        if at.feed is not None:
+            tally = tally.with_feed(at.feed)
         found = {
             "batches_total": tally.batches,
             "padding_batches_total": tally.padding_batches,
@@ -93,13 +95,16 @@ class CountedLoader:
             "bytes_total": tally.bytes,
             "samples_total": tally.samples,
             "tokens_total": tally.tokens,
-            "reconnects_total": reconnects,
+            "reconnects_total": tally.reconnects,
             "first_batch_seconds": waits.first_batch_s,
             "next_position": at.next,
         }
         values: dict[tuple[str, Labels], float] = {
             (name, labels): float(value) for name, value in found.items()
         }
+        for reason in LEFT_REASONS.values():
+            count = tally.failovers.get(reason, 0)
+            values["failovers_total", (*labels, reason)] = float(count)
         for name, waited in later._asdict().items():
             values["wait_seconds_total", (*labels, name.removesuffix("_s"))] = waited
         self.values = values

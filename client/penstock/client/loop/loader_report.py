@@ -38,12 +38,12 @@ def statistics(reader: LoopReader) -> dict[str, Any]:
     ready = dict.fromkeys(
         ("dropped_batches", "dropped_samples", "buffered_batches", "buffer_bytes"), 0
     )
-    found = report(at.tally, reader.intake.waits)
+    tally = at.tally
     if at.feed is not None:
         ready = at.feed.statistics(at.next)
-        found["reconnects"] += at.feed.reconnects
+        tally = tally.with_feed(at.feed)
     return (
-        found
+        report(tally, reader.intake.waits)
         | ready
         | reader.intake.statistics(at.feed)
         | {

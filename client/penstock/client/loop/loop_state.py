@@ -50,5 +50,5 @@ class LoopState(NamedTuple):
         """Return this without its feed, and what belongs to it."""
         tally = self.tally
         if self.feed is not None:
-            tally = tally._replace(reconnects=tally.reconnects + self.feed.reconnects)
+            tally = tally.with_feed(self.feed)
         return self._replace(feed=None, marked=None, is_over=False, tally=tally)

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from penstock.client.bodies.stages import Waited
+
+
+class FeedCounts(Protocol):
+    """What a feed counts."""
+
+    @property
+    def reconnects(self) -> int:
+        """How often a stream was opened again."""
+        ...
+
+    @property
+    def failovers(self) -> Mapping[str, int]:
+        """How often a node was left, by the name of the reason."""
+        ...
 
 
 class GivenCounts(NamedTuple):
@@ -20,6 +36,7 @@ class GivenCounts(NamedTuple):
         samples: The sum of their counts `samples`.
         tokens: The sum of their counts `tokens`.
         reconnects: How often a stream that is over now was opened again.
+        failovers: How often feeds that are over now have left a node, by the name of the reason.
         first_at: When the first was given, on the monotonic clock, in seconds.
         last_at: When the last was given.
     """
@@ -31,8 +48,16 @@ class GivenCounts(NamedTuple):
     samples: int = 0
     tokens: int = 0
     reconnects: int = 0
+    failovers: Mapping[str, int] = MappingProxyType({})
     first_at: float = 0.0
     last_at: float = 0.0
+
+    def with_feed(self, feed: FeedCounts) -> GivenCounts:
+        """Return the counts with those of the open feed."""
+        return self._replace(
+            reconnects=self.reconnects + feed.reconnects,
+            failovers=Counter(self.failovers) + Counter(feed.failovers),
+        )
 
     def given(self, nbytes: int, counts: Mapping[str, int], is_padding: bool) -> GivenCounts:
         """Return the counts with one more batch, which goes to the training loop now."""
@@ -45,6 +70,7 @@ class GivenCounts(NamedTuple):
             self.samples + counts.get("samples", 0),
             self.tokens + counts.get("tokens", 0),
             self.reconnects,
+            self.failovers,
             self.first_at if self.batches else now,
             now,
         )
@@ -81,6 +107,7 @@ def report(tally: GivenCounts, waits: Waits) -> dict[str, Any]:
         "samples": tally.samples,
         "tokens": tally.tokens,
         "reconnects": tally.reconnects,
+        "failovers": sum(tally.failovers.values()),
         "first_batch_s": waits.first_batch_s,
         "wait_s": sum(waits.later),
         "wait_network_s": waits.later.network_s,

@@ -5,13 +5,15 @@ reader finds the same node for a unit without asking anybody, so that each batch
 where a node comes or goes most units stay where they are.
 
 Engines number what they place, and so the ids of nodes often differ in one number: `penstock-0` to
-`penstock-15`. Such ids are places of a row. Units are dealt along it: each place takes its share
-from those before it that have most. So a node that comes at the end takes its share and moves
-nothing else, and a place of the row that nobody has now keeps its units for whoever comes back to
-it; meanwhile others make them. No function of the ids alone can do so for ids of any kind: those
-are dealt by rendezvous (Thaler and Ravishankar, "Using name-based mappings to increase hit rates",
-1998) with a bound on what one node gets (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing
-with bounded loads", 2016), which moves more.
+`penstock-15`. Where these have the same weight, they are places of a row. Units are dealt along it:
+each place takes its share from those before it that have most. So a node that comes at the end
+takes its share and moves nothing else, and a place of the row that nobody has now keeps its units
+for whoever comes back to it; meanwhile others make them. No function of the ids alone can do so for
+ids of any kind, nor where it is not known which weight a missing place has: there, units and nodes
+are paired by rendezvous (Thaler and Ravishankar, "Using name-based mappings to increase hit rates",
+1998; with weights Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005), the best
+pair of all first, with a bound on what one node gets. That is the stable matching (Gale and
+Shapley, 1962), which moves less than units that choose one after another.
 
 Glossary:
     unit: The lanes of a job that one node makes together, since they read the same storage.
@@ -20,19 +22,26 @@ Glossary:
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from heapq import heapify, heapreplace
-from math import lcm
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from penstock.wire.errors import InvalidRequest
 
-MOST_PLACES = 2
+RING = 16
+"""Places are numbers modulo this, or a power of it that all fit in: which of them is the first one
+does not matter then. More would leave more places empty."""
+
+MOST_PLACES = 16
 """A row has at most so many places for each node: where more are empty, it is not taken for one."""
+
+MOST_DRAWS = 256
+"""Nodes with more workers are paired as if they had so many: each costs a hash for each unit."""
 
 
 class _RowPlace(NamedTuple):
@@ -40,13 +49,11 @@ class _RowPlace(NamedTuple):
 
     Attributes:
         node: The id of its node.
-        per_unit: How full a unit makes it, in a measure that all places share.
         tie: Of places that are equally full the one with the lowest gives first.
         held: Its units, by their numbers in the order in which they are dealt, ascending.
     """
 
     node: str
-    per_unit: int
     tie: int
     held: list[int]
 
@@ -77,9 +84,10 @@ def deal(
         )
     order = _order(units, salt)
     row = _row(weights)
-    by_row = {} if row is None else _along(order, row, salt)
-    base = by_row or _by_rendezvous(order, {}, weights, salt)
-    found = _by_rendezvous(order, base, present, salt)
+    base = {} if row is None else _along(order, row, salt)
+    if len(present) < len(weights):
+        base = _paired(order, base, weights, salt)
+    found = _paired(order, base, present, salt)
     return tuple(found[unit] for unit in range(units))
 
 
@@ -160,13 +168,13 @@ def _order(units: int, salt: bytes) -> Sequence[int]:
     return sorted(range(units), key=lambda unit: _hash(salt, unit))
 
 
-def _row(weights: Mapping[str, int]) -> list[tuple[str, int]] | None:
-    """Return the places of a row of nodes that differ in one number, each with its weight.
+def _row(weights: Mapping[str, int]) -> list[str] | None:
+    """Return the places of a row of nodes that differ in one number, and in no weight.
 
-    A place that no node has gets the weight that most nodes have, and a name that none has.
+    A place that no node has gets a name that none has.
 
     Returns:
-        None: The ids are of another kind, or there are more empty places than nodes.
+        None: The nodes are of another kind, or there are too many empty places.
     """
     parts = {node: re.split(r"(\d+)", node) for node in weights}
     [first, *others] = parts.values()
@@ -176,42 +184,38 @@ def _row(weights: Mapping[str, int]) -> list[tuple[str, int]] | None:
         for index in range(max(len(first), len(other)))
         if first[index : index + 1] != other[index : index + 1]
     }
-    if not others:
-        return [*weights.items()]
-    if len(differing) != 1 or not (index := differing.pop()) % 2:
+    if len(set(weights.values())) > 1 or len(differing) != 1 or not (index := differing.pop()) % 2:
         return None
-    places = {int(part[index]): node for node, part in parts.items()}
-    begin, end, most = min(places), max(places) + 1, MOST_PLACES * len(places)
-    if len(places) < len(parts) or end - begin > most:
+    numbers = {node: int(part[index]) for node, part in parts.items()}
+    lowest, highest = min(numbers.values()), max(numbers.values())
+    ring = RING
+    while ring <= highest - lowest:
+        ring *= RING
+    if highest < 2 * len(numbers):
+        ring = highest + 1  # they are places as they are: engines count from 0, or from 1
+    places = {number % ring: node for node, number in numbers.items()}
+    end = max(places) + 1
+    if len(places) < len(numbers) or end > MOST_PLACES * len(places):
         return None
-    if end <= most:
-        begin = 0  # engines count from 0: the first one is missed as any other is
-    usual = min(Counter(weights.values()).items(), key=lambda found: (-found[1], found[0]))[0]
-    return [
-        (places.get(number, f"\0{number}"), weights.get(places.get(number, ""), usual))
-        for number in range(begin, end)
-    ]
+    return [places.get(number, f"\0{number}") for number in range(end)]
 
 
-def _along(order: Sequence[int], row: Sequence[tuple[str, int]], salt: bytes) -> dict[int, str]:
+def _along(order: Sequence[int], row: Sequence[str], salt: bytes) -> dict[int, str]:
     """Deal units along a row: each place takes its share from those before it that have most."""
-    whole = lcm(*(weight for _, weight in row))
     places: list[_RowPlace] = []
-    total = 0
-    for number, (node, weight) in enumerate(row):
-        total += weight
-        share = len(order) * weight // total
+    for number, node in enumerate(row):
+        share = len(order) // (number + 1)
         # Units that are fewer than nodes would all stay at the first ones.
-        if share == 0 and _hash(salt, f"place {number}") % total < len(order) * weight:
+        if share == 0 and _hash(salt, f"place {number}") % (number + 1) < len(order):
             share = 1
-        place = _RowPlace(node, whole // weight, _hash(salt, f"gives {number}"), [])
+        place = _RowPlace(node, _hash(salt, f"gives {number}"), [])
         if places:
-            fullest = [(-len(other.held) * other.per_unit, other.tie, other) for other in places]
+            fullest = [(-len(other.held), other.tie, other) for other in places]
             heapify(fullest)
             for _ in range(share):
                 _, tie, other = fullest[0]
                 place.held.append(other.held.pop())
-                heapreplace(fullest, (-len(other.held) * other.per_unit, tie, other))
+                heapreplace(fullest, (-len(other.held), tie, other))
             place.held.sort()
         else:
             place.held.extend(range(len(order)))
@@ -219,12 +223,12 @@ def _along(order: Sequence[int], row: Sequence[tuple[str, int]], salt: bytes) ->
     return {order[rank]: place.node for place in places for rank in place.held}
 
 
-def _by_rendezvous(
+def _paired(
     order: Sequence[int], base: Mapping[int, str], weights: Mapping[str, int], salt: bytes
 ) -> dict[int, str]:
     """Deal the units that have no node in `base`, or one that is not here, or that is too many.
 
-    In the order of the units' hashes, each to its best node below the node's bound.
+    Of all units and nodes that have room the best pair first.
     """
     total = sum(weights.values())
     room = {node: -(-len(order) * weight // total) for node, weight in weights.items()}
@@ -234,13 +238,45 @@ def _by_rendezvous(
         if node is not None and room.get(node, 0):
             found[unit] = node
             room[node] -= 1
-    for unit in order:
-        if unit not in found:
-            free = [node for node, left in room.items() if left]
-            best = max(free, key=lambda node: (_hash(salt, f"{unit} {node}"), node))
-            found[unit] = best
-            room[best] -= 1
+    free = [unit for unit in order if unit not in found]
+    nodes = sorted(node for node, left in room.items() if left)
+    if not free:
+        return found
+    scores = _scores(free, {node: weights[node] for node in nodes}, salt)
+    for place in np.argsort(~scores, axis=None, kind="stable"):
+        row, column = divmod(int(place), len(nodes))
+        unit, node = free[row], nodes[column]
+        if room[node] and unit not in found:
+            found[unit] = node
+            room[node] -= 1
+            if len(found) == len(order):
+                break
     return found
+
+
+def _scores(units: Sequence[int], weights: Mapping[str, int], salt: bytes) -> Any:
+    """Return how well each unit and each node go together: uint64 (units, nodes).
+
+    A node has as many draws as its weight, and the best of them counts: so it is the best one of a
+    unit as often as its weight says.
+    """
+    own = np.array([[_hash(salt, f"unit {unit}")] for unit in units], np.uint64)
+    scores = np.empty((len(units), len(weights)), np.uint64)
+    for column, (node, weight) in enumerate(weights.items()):
+        draws = range(min(weight, MOST_DRAWS))
+        others = np.array([_hash(salt, f"draw {draw} of {node}") for draw in draws], np.uint64)
+        scores[:, column] = _mixed(own ^ others).max(axis=1)
+    return scores
+
+
+def _mixed(values: Any) -> Any:
+    """Return hashes of uint64 values: the last steps of splitmix64.
+
+    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+    """
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 def _hash(salt: bytes, what: object) -> int:

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from penstock.client.nodes.dealing import deal
+from penstock.wire.v1 import feed_pb2
 
 HEALTHY_S = 30.0
 """So long a node must have answered before units go to it, and so long nothing may have been left:
 a node that starts again and again would take its units each time, to leave them half a minute
-later."""
+later. One that has drained was ended on purpose and without a replay: it counts as healthy as soon
+as it answers, or an update that is faster than this would pile all units up on the last node."""
 
 FORGOTTEN_S = 300.0
 """A node that was left, and is not known any more, is dealt to as one that is away for so long:
@@ -68,11 +70,18 @@ class LeftNode(NamedTuple):
         why: In words.
         since_s: Since when.
         for_good: It refuses what others serve: it is not tried before it has started again.
+        because: The kind of reason, which is counted.
     """
 
     why: str
     since_s: float
     for_good: bool
+    because: feed_pb2.LeftBecause
+
+    @property
+    def drained(self) -> bool:
+        """Tell whether it has said itself that it shuts down."""
+        return self.because == feed_pb2.LEFT_DRAINS
 
 
 @dataclass
@@ -151,20 +160,32 @@ class Placement:
             if name not in used and not is_awaited:
                 del self._nodes[name]
 
-    def leave(self, name: str, why: str, now_s: float, *, for_good: bool = False) -> None:
+    def leave(
+        self,
+        name: str,
+        why: str,
+        now_s: float,
+        because: feed_pb2.LeftBecause = feed_pb2.LEFT_BROKE,
+        *,
+        for_good: bool = False,
+    ) -> None:
         """Ask a node for nothing any more: it broke, drains, says nothing, or refuses."""
         node = self._nodes.get(name)
         if node is None:
             return
         since_s = now_s if node.left is None else node.left.since_s
-        node.left = LeftNode(why, since_s, for_good)
-        self._troubled_s = now_s
+        if not for_good and node.left is not None and node.left.drained:
+            because = feed_pb2.LEFT_DRAINS  # what breaks after that is its end
+        node.left = LeftNode(why, since_s, for_good, because)
+        if not node.left.drained:
+            self._troubled_s = now_s
 
     def answers(self, name: str, now_s: float) -> None:
         """Note that a node that was left answers again."""
         node = self._nodes.get(name)
         if node is not None and node.left is not None:
-            node.left, node.healthy_s = None, now_s
+            node.healthy_s = now_s - HEALTHY_S if node.left.drained else now_s
+            node.left = None
 
     # --- what is asked of it ---
 

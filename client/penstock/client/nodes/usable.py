@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.client.calls.control import by_target
+from penstock.client.calls.control import why_each
 from penstock.client.nodes.known_node import KnownNode, NodeLeftOut
 from penstock.wire.errors import NoUsableNode, PenstockError, TlsFailed, Unreachable
 from penstock.wire.transports import Transport
 from penstock.wire.v1 import feed_pb2
+
+NAMED = 6
+"""A list of more addresses is not repeated before the reasons, which name each of them."""
 
 
 class ReadFrom(NamedTuple):
@@ -125,19 +128,15 @@ def none_is_left(text: str, answers: Mapping[str, NodeAnswer]) -> PenstockError:
     if len(errors) == 1:
         [error] = errors.values()
         return error
-    why = "; ".join(by_target(target, errors[target].message) for target in sorted(errors))
+    few = text if len(errors) <= NAMED or "," not in text else "the list"
+    sentence = f"none of the {len(errors)} nodes of {few} can be read: {why_each(errors)}"
     kinds = {type(error) for error in errors.values()}
     if len(kinds) == 1:
-        return next(iter(errors.values())).reworded(
-            f"none of the {len(errors)} nodes of {text} can be read: {why}"
-        )
+        return next(iter(errors.values())).reworded(sentence)
     if all(error.status == "UNAVAILABLE" for error in errors.values()):
-        return Unreachable(
-            f"none of the {len(errors)} nodes of {text} can be read: {why}", target=text
-        )
+        return Unreachable(sentence, target=text)
     return NoUsableNode(
-        f"none of the {len(errors)} nodes of {text} can be read: {why}",
-        nodes={target: errors[target].message for target in sorted(errors)},
+        sentence, nodes={target: errors[target].message for target in sorted(errors)}
     )
 
 

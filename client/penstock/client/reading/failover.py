@@ -31,6 +31,7 @@ from penstock.wire.errors import (
     OtherStore,
     PenstockError,
     ProtocolMismatch,
+    StoreUnavailable,
     Unauthenticated,
     UnknownJob,
     Unreachable,
@@ -121,6 +122,7 @@ class Failover:
         self._made: object = None  # what routes were made of last
         self._is_reading = False
         self._looked_s = time.monotonic()
+        self._next_look_s = TICK_S
         self._boundary: int | None = None  # where something is planned; looked at without the lock
         self._lock = threading.RLock()
         self._wake, self._closed = threading.Event(), threading.Event()
@@ -174,23 +176,24 @@ class Failover:
         self._known.look_again(name)
         if not self._has_other(name):
             return False  # it is tried again, as it would be alone
+        because = feed_pb2.LEFT_BROKE
         troubled_s = now_s - (route.troubled_s or now_s)
         if route.drains:
-            why = f"{route.node.target} shuts down"
+            why, because = f"{route.node.target} shuts down", feed_pb2.LEFT_DRAINS
         elif troubled_s >= SILENT_S:
             why = error.message
-        elif type(error) is not Unreachable or self._is_back(name):
+        elif type(error) not in (Unreachable, StoreUnavailable) or self._is_back(name):
             return False  # it is there, and only the stream broke, or it says what it waits for
         else:
             why = error.message
-        return self._leave(name, why)
+        return self._leave(name, why, because)
 
     def _is_back(self, name: str) -> bool:
         """Tell whether a node is there whose stream has broken a moment ago."""
         end_s = time.monotonic() + RECONNECT_S
         for pause_s in (*TRY_AGAIN_S, 0.0):
             left_s = end_s - time.monotonic()
-            if left_s <= 0 or self._answers(name, left_s):
+            if left_s <= 0 or not self._trouble(name, left_s):
                 return left_s > 0
             self._closed.wait(pause_s)
         return False
@@ -204,14 +207,14 @@ class Failover:
             others = [other for other in self._nodes if other != name]
             if all(other in left and left[other].for_good for other in others):
                 return False  # then it is said of the job
-        return self._leave(name, error.message, for_good=True)
+        return self._leave(name, error.message, feed_pb2.LEFT_REFUSES, for_good=True)
 
     # --- its own thread ---
 
     def _run(self) -> None:
         try:
             while not self._closed.is_set():
-                self._wake.wait(TICK_S)
+                self._wake.wait(self._next_look_s)
                 self._wake.clear()
                 if self._closed.is_set() or self._slots.arrivals.is_complete:
                     return
@@ -242,17 +245,21 @@ class Failover:
             self._numbers.setdefault(node.node_id, len(self._numbers))
             left = self._placement.left.get(node.node_id)
             if left and left.for_good and before and before.incarnation != node.incarnation:
-                self._placement.leave(node.node_id, left.why, now_s)  # it has started again
+                # It has started again.
+                self._placement.leave(node.node_id, left.why, now_s, left.because)
             # What is known may be old: a node that has drained, and is back, is asked itself.
             if node.draining and not (before and before.draining):
                 draining.append(node)
         self._placement.know({node.node_id: node.workers for node in nodes}, now_s)
         for node in draining:
             if node.node_id not in self._placement.left:
-                self._placement.leave(node.node_id, f"{node.target} shuts down", now_s)
+                self._placement.leave(
+                    node.node_id, f"{node.target} shuts down", now_s, feed_pb2.LEFT_DRAINS
+                )
 
     def _look_for_silence(self, now_s: float) -> None:
         """Leave nodes that say nothing though they owe something, where there are others."""
+        self._next_look_s = TICK_S
         for route in self._routes.routes:
             silence = self._silences.get(route)
             name = route.node.node_id
@@ -264,9 +271,12 @@ class Failover:
                     name,
                     f"{route.node.target} has said nothing for {silent_s:.0f} s, though it owed "
                     "something",
+                    feed_pb2.LEFT_SILENT,
                 )
             elif silence.is_suspect(silent_s, OPEN_S):
                 self._ask(name, silence)
+            elif silent_s:  # ranks wait meanwhile: not longer than that
+                self._next_look_s = min(self._next_look_s, max(0.01, SILENT_S - silent_s))
 
     # --- nodes that were left, or may have to be ---
 
@@ -296,7 +306,7 @@ class Failover:
 
         def ask() -> None:
             try:
-                answers = self._answers(name, PROBE_S)
+                trouble = self._trouble(name, PROBE_S)
             finally:
                 with self._lock:
                     self._probing.discard(name)
@@ -304,37 +314,44 @@ class Failover:
                 return
             with self._lock:
                 left = self._placement.left.get(name)
-                if left is not None and answers and not left.for_good:
+                if left is not None and not trouble and not left.for_good:
                     self._placement.answers(name, time.monotonic())
                     self._known.look_again(name)
                     self._wake.set()
-                elif left is None and not answers and self._has_other(name):
-                    target = self._nodes[name].target
-                    self._leave(name, f"{target} does not answer within {PROBE_S:.0f} s")
-                elif silence is not None and answers:
+                elif left is None and trouble and self._has_other(name):
+                    self._leave(name, *trouble)
+                elif silence is not None and not trouble:
                     silence.note_answer(time.monotonic())
 
         threading.Thread(target=ask, name="penstock-ask-node", daemon=True).start()
 
-    def _answers(self, name: str, timeout_s: float) -> bool:
-        """Tell whether a node is there, serves the log that is read, and stays."""
+    def _trouble(self, name: str, timeout_s: float) -> tuple[str, feed_pb2.LeftBecause] | None:
+        """Return why a node cannot be read now; None = it is there, serves the log, and stays."""
         node, session = self._nodes[name], self._session
         request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job=session.job)
         try:
             data = node.transport.unary("Feed/Describe", request.SerializeToString(), timeout_s)
             reply = parse(feed_pb2.DescribeReply, data)
         except (PenstockError, ValueError):  # gRPC's, of a channel that was closed meanwhile
-            return False
+            return f"{node.target} does not answer within {PROBE_S:.0f} s", feed_pb2.LEFT_SILENT
         with self._lock:
             left = self._placement.left.get(name)
             if left is not None and left.for_good and reply.node:
                 before = self._refused.setdefault(name, reply.node)
                 if before == reply.node:
-                    return False
+                    return left.why, left.because
                 del self._refused[name]
-                self._placement.leave(name, left.why, time.monotonic())  # not for good any more
-        serves = reply.log_id == session.log_id and not reply.draining
-        return serves and (not session.group or reply.store == session.store)
+                # Not for good any more.
+                self._placement.leave(name, left.why, time.monotonic(), left.because)
+        if reply.draining:
+            return f"{node.target} shuts down", feed_pb2.LEFT_DRAINS
+        if reply.log_id != session.log_id or (session.group and reply.store != session.store):
+            why = f"{node.target} serves another log now, or from another store"
+            return why, feed_pb2.LEFT_REFUSES
+        if session.token and reply.unchecked:
+            why = f"{node.target} has not reached the store for a minute, so it serves no attempt"
+            return why, feed_pb2.LEFT_REFUSES
+        return None
 
     # --- what changes ---
 
@@ -342,7 +359,9 @@ class Failover:
         with self._lock:
             return any(other != name for other in self._placement.usable)
 
-    def _leave(self, name: str, why: str, *, for_good: bool = False) -> bool:
+    def _leave(
+        self, name: str, why: str, because: feed_pb2.LeftBecause, *, for_good: bool = False
+    ) -> bool:
         """Leave a node, unless it is the last that may be asked; tell whether it was left.
 
         One that refuses is left even then: others are waited for, which have only broken.
@@ -353,7 +372,7 @@ class Failover:
             if not for_good and not self._has_other(name):
                 return False
             now_s = time.monotonic()
-            self._placement.leave(name, why, now_s, for_good=for_good)
+            self._placement.leave(name, why, now_s, because, for_good=for_good)
             self._settle(now_s)
             return True
 
@@ -411,7 +430,7 @@ class Failover:
             route.until = planned.position if planned is not None and name in losing else None
             routes.append(route)
         gone = [name for name in before if name in self._left and name not in lanes]
-        self._routes.use(routes, left=len(gone))
+        self._routes.use(routes, left=[self._left[name].because for name in gone])
         self._silences = {route: self._silences.get(route) or Silence(route) for route in routes}
         if self._is_reading:
             for route in fresh:

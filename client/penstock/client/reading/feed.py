@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +94,11 @@ class Feed:
     def reconnects(self) -> int:
         """How often a stream was opened again."""
         return self._routes.reconnects
+
+    @property
+    def failovers(self) -> Mapping[str, int]:
+        """How often a node was left, by the name of the reason."""
+        return self._routes.failovers
 
     def take(self, position: int, deadline_s: float) -> Delivery | None:
         """Return the batch at an own position, or None past the end.

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,6 +70,14 @@ class Routes(Protocol):
 
     def others_read(self) -> bool:
         """Tell whether some node has not sent all that it has yet."""
+        ...
+
+    def take_left(self) -> list[feed_pb2.LeftBecause]:
+        """Return why nodes were left, as far as no stream has told: the caller's is to do so."""
+        ...
+
+    def keep_left(self, left: Sequence[feed_pb2.LeftBecause]) -> None:
+        """Keep what `take_left` gave for a later stream: this one was not accepted."""
         ...
 
     def completed(self) -> None:
@@ -282,7 +290,8 @@ class Route:
         position, limit = self._routes.room(self.number, 0)
         opening = Opening(self.accepted(self._slots.horizon), position, limit, borrower)
         self._opened_s = time.monotonic()
-        call = self.node.transport.read(self._open_message(opening))
+        left = self._routes.take_left()
+        call = self.node.transport.read(self._open_message(opening, left))
         with self._guard:
             self._call = call
         stream = OpenStream(call, self.node.target, self.number, self._context, opening)
@@ -293,6 +302,8 @@ class Route:
             if not self._closed.is_set():
                 self._take_all(call, stream, may_borrow=may_borrow)
         finally:
+            if not stream.has_opened:
+                self._routes.keep_left(left)
             self._note_sent(stream.landing.sent_because)
             self._reason = stream.waits_for or self._reason
             self.has_ended, self.drains = stream.has_ended, stream.drains
@@ -355,7 +366,7 @@ class Route:
                 logger.info, "job %r: batches are sent, not lent: %s", self._session.job, reason
             )
 
-    def _open_message(self, opening: Opening) -> bytes:
+    def _open_message(self, opening: Opening, left: Sequence[feed_pb2.LeftBecause]) -> bytes:
         session, start = self._session, self._arrivals.missing
         borrower = opening.borrower
         message = feed_pb2.Open(
@@ -377,6 +388,7 @@ class Route:
             bundles=True,
             borrower=b"" if borrower is None else borrower.token,
             uneven=session.share.uneven,
+            left=left,
         )
         if session.given_from is not None and session.given_from < start:
             # A node that has just started does not know it, and nothing of it may move.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from penstock.client.reading.route import Route, cancel_all
@@ -10,6 +12,8 @@ from penstock.client.reading.stream import FeedContext
 from penstock.client.reading.waiting import PAUSE_S, REPORT_S
 from penstock.common.prefetch import AHEAD_BYTES, LEAST_AHEAD
 from penstock.wire.errors import PenstockError, Unreachable
+from penstock.wire.left_reasons import left_reason
+from penstock.wire.v1 import feed_pb2
 
 WIDER = 1.25
 """Room that has grown so many times is reported at once, or what a consumer accepts next to its
@@ -58,6 +62,7 @@ class RouteSet:
     Attributes:
         choice: Who chooses the nodes; None = there is one, for good.
         left: The nodes that are not asked, each with why, in words: set by `choice`.
+        failovers: How often a node was left, by the name of the reason.
         finished_step: The first step that the consumer has not finished: for people.
     """
 
@@ -69,6 +74,8 @@ class RouteSet:
         self._past_reconnects = 0
         self.choice: NodeChoice | None = None
         self.left: tuple[str, ...] = ()
+        self.failovers: Mapping[str, int] = {}  # replaced as a whole
+        self._untold: deque[feed_pb2.LeftBecause] = deque()
         # Set by the consumer.
         self.finished_step = self._share.step(self._slots.next)
         self._unreported_bytes = 0
@@ -84,7 +91,7 @@ class RouteSet:
         """The routes, as they are now."""
         return self._routes
 
-    def use(self, routes: Sequence[Route], left: int = 0) -> None:
+    def use(self, routes: Sequence[Route], left: Sequence[feed_pb2.LeftBecause] = ()) -> None:
         """Have these routes, in place of those before; one thread at a time calls it.
 
         No lane is asked of two of them. Those that are not among them are ended, those that are new
@@ -92,14 +99,16 @@ class RouteSet:
 
         Args:
             routes: All of them.
-            left: How many of those that end were left with their nodes: their lanes are read by
-                streams that were opened again.
+            left: Why those that end were left, of nodes that were: their lanes are read by streams
+                that were opened again, the first of which tells its node.
         """
         kept = set(routes)
         ended = [route for route in self._routes if route not in kept]
         self._ended = [route for route in self._ended if route.is_running] + ended
-        self._past_reconnects += left + sum(route.reconnects for route in ended)
+        self._past_reconnects += len(left) + sum(route.reconnects for route in ended)
         self._routes = tuple(routes)
+        self.failovers = Counter(self.failovers) + Counter(map(left_reason, left))
+        self._untold.extend(left)
         cancel_all(ended)
 
     def start(self) -> None:
@@ -241,6 +250,18 @@ class RouteSet:
     def others_read(self) -> bool:
         """Tell whether some node has not sent all that it has yet."""
         return not all(route.has_ended for route in self._routes)
+
+    def take_left(self) -> list[feed_pb2.LeftBecause]:
+        """Return why nodes were left, as far as no stream has told: the caller's is to do so."""
+        found = []
+        with suppress(IndexError):  # a stream of another route may take them, too
+            while True:
+                found.append(self._untold.popleft())
+        return found
+
+    def keep_left(self, left: Sequence[feed_pb2.LeftBecause]) -> None:
+        """Keep what `take_left` gave for a later stream: this one was not accepted."""
+        self._untold.extend(left)
 
     def completed(self) -> None:
         """End every stream: all that is wanted has come."""

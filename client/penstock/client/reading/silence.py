@@ -46,7 +46,9 @@ class Silence:
             self._quiet_s = None
             return 0.0
         if self._quiet_s is None:
-            self._quiet_s = now_s
+            # Since the last look, by what it was told then; to count from now would add the time
+            # between two looks to what every rank waits.
+            self._quiet_s = min(now_s, stream.told_s)
         return max(0.0, now_s - max(self._quiet_s, stream.heard_s))
 
     def is_suspect(self, silent_s: float, open_s: float) -> bool:

@@ -79,6 +79,7 @@ class OpenStream:
         has_ended: The node has sent all that it has of the log.
         drains: The node shuts down.
         heard_s: When something came last, on the monotonic clock.
+        told_s: When the server was told last how far we accept, on the same.
         order: Of an endless log, once the stream is open.
         waits_for: What it waits for, in words.
         landed: How many batches have come.
@@ -98,7 +99,7 @@ class OpenStream:
         self._largest_bytes = 0  # of the bodies that have come
         self.received_bytes = 0
         self.has_opened = self.has_ended = self.lends = self.drains = False
-        self.heard_s = time.monotonic()
+        self.heard_s = self.told_s = time.monotonic()
         self.waits_for = ""
         self.landed = 0
         self.order: Order | None = None
@@ -120,6 +121,7 @@ class OpenStream:
         self._call.send(feed_pb2.ReadRequest(horizon=message).SerializeToString())
         self.sent, self.reported = max(self.sent, horizon), position
         self._bytes_limit = max(self._bytes_limit, bytes_limit)
+        self.told_s = time.monotonic()
 
     @property
     def has_room(self) -> bool:

@@ -12,6 +12,14 @@ class Place(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PLACE_DEVICE: _ClassVar[Place]
     PLACE_HOST: _ClassVar[Place]
 
+class LeftBecause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEFT_OTHER: _ClassVar[LeftBecause]
+    LEFT_BROKE: _ClassVar[LeftBecause]
+    LEFT_SILENT: _ClassVar[LeftBecause]
+    LEFT_DRAINS: _ClassVar[LeftBecause]
+    LEFT_REFUSES: _ClassVar[LeftBecause]
+
 class Tail(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TAIL_PAD: _ClassVar[Tail]
@@ -30,6 +38,11 @@ class Rule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RULE_SEAMS: _ClassVar[Rule]
 PLACE_DEVICE: Place
 PLACE_HOST: Place
+LEFT_OTHER: LeftBecause
+LEFT_BROKE: LeftBecause
+LEFT_SILENT: LeftBecause
+LEFT_DRAINS: LeftBecause
+LEFT_REFUSES: LeftBecause
 TAIL_PAD: Tail
 TAIL_DROP: Tail
 RULE_SENT: Rule
@@ -53,7 +66,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., count: bool = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("protocol", "server_version", "node", "store", "job", "log_id", "lanes", "batches_per_step", "batches", "keys", "max_body_bytes", "jobs", "node_id", "finite", "layout", "labels_shifted", "ignore_index", "sets", "counting", "counted_so_far", "units", "workers", "snapshot_every", "draining", "incarnation")
+    __slots__ = ("protocol", "server_version", "node", "store", "job", "log_id", "lanes", "batches_per_step", "batches", "keys", "max_body_bytes", "jobs", "node_id", "finite", "layout", "labels_shifted", "ignore_index", "sets", "counting", "counted_so_far", "units", "workers", "snapshot_every", "draining", "incarnation", "unchecked")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +92,7 @@ class DescribeReply(_message.Message):
     SNAPSHOT_EVERY_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    UNCHECKED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     server_version: str
     node: str
@@ -104,7 +118,8 @@ class DescribeReply(_message.Message):
     snapshot_every: int
     draining: bool
     incarnation: int
-    def __init__(self, protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., node: _Optional[str] = ..., store: _Optional[str] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeySpec, _Mapping]]] = ..., max_body_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ..., finite: bool = ..., layout: _Optional[str] = ..., labels_shifted: bool = ..., ignore_index: _Optional[int] = ..., sets: _Optional[_Iterable[_Union[SetSpec, _Mapping]]] = ..., counting: bool = ..., counted_so_far: _Optional[str] = ..., units: _Optional[_Iterable[int]] = ..., workers: _Optional[int] = ..., snapshot_every: _Optional[int] = ..., draining: bool = ..., incarnation: _Optional[int] = ...) -> None: ...
+    unchecked: bool
+    def __init__(self, protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., node: _Optional[str] = ..., store: _Optional[str] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeySpec, _Mapping]]] = ..., max_body_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ..., finite: bool = ..., layout: _Optional[str] = ..., labels_shifted: bool = ..., ignore_index: _Optional[int] = ..., sets: _Optional[_Iterable[_Union[SetSpec, _Mapping]]] = ..., counting: bool = ..., counted_so_far: _Optional[str] = ..., units: _Optional[_Iterable[int]] = ..., workers: _Optional[int] = ..., snapshot_every: _Optional[int] = ..., draining: bool = ..., incarnation: _Optional[int] = ..., unchecked: bool = ...) -> None: ...
 
 class SetSpec(_message.Message):
     __slots__ = ("name", "share", "layout", "labels_shifted", "ignore_index")
@@ -149,7 +164,7 @@ class ReadRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., horizon: _Optional[_Union[Horizon, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("protocol", "job", "log_id", "group", "token", "generation", "rank", "world_size", "batches_per_step", "start", "lanes", "tail", "horizon", "bundles", "given_from", "next", "bytes_limit", "borrower", "uneven")
+    __slots__ = ("protocol", "job", "log_id", "group", "token", "generation", "rank", "world_size", "batches_per_step", "start", "lanes", "tail", "horizon", "bundles", "given_from", "next", "bytes_limit", "borrower", "uneven", "left")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +184,7 @@ class Open(_message.Message):
     BYTES_LIMIT_FIELD_NUMBER: _ClassVar[int]
     BORROWER_FIELD_NUMBER: _ClassVar[int]
     UNEVEN_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
     log_id: bytes
@@ -188,7 +204,8 @@ class Open(_message.Message):
     bytes_limit: int
     borrower: bytes
     uneven: bool
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tail: _Optional[_Union[Tail, str]] = ..., horizon: _Optional[int] = ..., bundles: bool = ..., given_from: _Optional[int] = ..., next: _Optional[int] = ..., bytes_limit: _Optional[int] = ..., borrower: _Optional[bytes] = ..., uneven: bool = ...) -> None: ...
+    left: _containers.RepeatedScalarFieldContainer[LeftBecause]
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tail: _Optional[_Union[Tail, str]] = ..., horizon: _Optional[int] = ..., bundles: bool = ..., given_from: _Optional[int] = ..., next: _Optional[int] = ..., bytes_limit: _Optional[int] = ..., borrower: _Optional[bytes] = ..., uneven: bool = ..., left: _Optional[_Iterable[_Union[LeftBecause, str]]] = ...) -> None: ...
 
 class Horizon(_message.Message):
     __slots__ = ("horizon", "finished_step", "next", "bytes_limit", "waited_ms")

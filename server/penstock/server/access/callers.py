@@ -21,8 +21,8 @@ from penstock.common.certificates import WatchedFiles
 from penstock.server.access.caller import INCLUDED, Caller
 from penstock.server.config import yaml_file
 from penstock.server.config.location import Location
+from penstock.server.jobs.checked_keys import validate
 from penstock.server.jobs.token_settings import EXPECTED, TokenSettings
-from penstock.server.jobs.validate import validate
 from penstock.wire.errors import InvalidJob, PenstockError, Unauthenticated, Unreachable
 
 logger = structlog.get_logger("penstock")

@@ -66,7 +66,7 @@ def check(
     verbose: bool,
     assignments: tuple[str, ...],
 ) -> int:
-    """Check FILE, or one JOB of it, by running a few items and batches.
+    """Check FILE, or a JOB of it, by running a few items and batches.
 
     Validates every key, builds every role, runs items and batches of each job twice (again in
     another order, in another process, batches also from snapshots) and names the first value that

@@ -34,7 +34,7 @@ from penstock.server.planning.log.planned_log import planned_log
 from penstock.server.planning.report.planned_figures import check_fits
 from penstock.server.process.allocator import chosen
 from penstock.server.roles.batchers import PoolPackingBatcher, SimpleBatcher
-from penstock.server.roles.distributors import MapDistributor
+from penstock.server.roles.distributors import WITH_EPOCHS
 from penstock.server.roles.reading import MOST_AMPLIFICATION
 from penstock.server.usercode.held_bytes import held_bytes
 from penstock.wire.errors import BadItem
@@ -283,7 +283,7 @@ def examine(
 def _epoch_draws(job: Job) -> int | None:
     """Return the draws of an epoch over all sets of roles, where these are not the items."""
     distributors = [roles.distributor for roles in job.role_sets]
-    if not all(isinstance(distributor, MapDistributor) for distributor in distributors):
+    if not all(isinstance(distributor, WITH_EPOCHS) for distributor in distributors):
         return None  # a mixture has no epoch, but each of its parts
     drawn = sum(distributor.epoch_draws(1) or 0 for distributor in distributors)
     return None if drawn == job.items else drawn

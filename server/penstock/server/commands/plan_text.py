@@ -95,6 +95,7 @@ def spreads(report: PlanReport) -> list[tuple[str, Spread]]:
     found = [
         ("samples per row", report.of_rows),
         ("samples per batch", report.of_batches),
+        ("episodes per batch", report.of_episodes),
         ("tokens per row", report.row_tokens),
         ("tokens per sample", report.lengths),
     ]

@@ -56,9 +56,8 @@ def _check_names(
     for name in parameters:
         if name not in named and not takes_any:
             at = location.at(str(name))
-            raise at.error(
-                f"{at.key} is not a parameter of {_called(cls)}: {remedy(str(name), named)}"
-            )
+            instead = cls.replaced_params.get(name) or remedy(str(name), named)
+            raise at.error(f"{at.key} is not a parameter of {_called(cls)}: {instead}")
     missing = [
         name
         for name, parameter in named.items()

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.core.splitmix import GAMMA, MASK, MIX_1, MIX_2, mix
+from penstock.server.core.splitmix import GAMMA, MASK, MIX_1, MIX_2, mix, mix_many
 
 ORDER_VERSION = 1
 """The version of every order made here, part of the log id: a change of arithmetic raises it."""
@@ -127,9 +126,9 @@ class Permutation:
         for index, key in enumerate(self._keys):
             if index & 1:
                 # Reduced before the sum: Python's integers do not wrap at 64 bits, NumPy's would.
-                high = (high + _mix(low ^ np.uint64(key)) % rows) % rows
+                high = (high + mix_many(low ^ np.uint64(key)) % rows) % rows
             else:
-                low = (low + _mix(high ^ np.uint64(key)) % columns) % columns
+                low = (low + mix_many(high ^ np.uint64(key)) % columns) % columns
         return high * columns + low
 
 
@@ -142,10 +141,3 @@ def _shuffled(n: int, key: int) -> list[int]:
         other = mix(state) % (last + 1)
         table[last], table[other] = table[other], table[last]
     return table
-
-
-def _mix(z: Any) -> Any:
-    """SplitMix64's finalizer on uint64 arrays of any shape."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX_1)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX_2)
-    return z ^ (z >> np.uint64(31))

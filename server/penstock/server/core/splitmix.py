@@ -6,6 +6,9 @@ Stafford, mix 13. It is part of every log id: it never changes.
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 MASK = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
@@ -17,3 +20,10 @@ def mix(z: int) -> int:
     z = ((z ^ (z >> 30)) * MIX_1) & MASK
     z = ((z ^ (z >> 27)) * MIX_2) & MASK
     return z ^ (z >> 31)
+
+
+def mix_many(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the finalizer of many numbers, in the shape of `z`."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX_1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX_2)
+    return z ^ (z >> np.uint64(31))

@@ -250,24 +250,60 @@ class Catalog:
         if len(data) > MAX_CATALOG_BYTES:
             logger.debug("a catalog of %d bytes is not kept: it is too large", len(data))
             return
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Beside its place and moved there: another node finds the old one or this one, whole.
-            fd, fresh = tempfile.mkstemp(dir=folder, prefix=".")
-            try:
-                with open(fd, "wb") as file:
-                    file.write(data)
-                os.replace(fresh, folder / self.key)
-            except BaseException:
-                os.unlink(fresh)
-                raise
-            _make_room(folder)
-        except OSError as error:
-            logger.debug("what is known of files is not kept in %s: %s", folder, error)
+        _put(folder, self.key, data, makes_room=True)
 
     def _is_kept(self, path: str) -> bool:
         entry = self._entries.get(_key_of(path))
         return entry is not None and entry.stamp.is_settled
+
+
+def keep_bytes(key: str, data: bytes) -> None:
+    """Keep what was found out about one file, for later starts and other workers.
+
+    Args:
+        key: Which, from `catalog_key`; it must tell the file's version.
+        data: What was found out; whoever finds it must see whether it is damaged.
+    """
+    folder = cache_folder()
+    if folder is None or len(data) > MAX_CATALOG_BYTES:
+        return
+    _put(folder, key, data, makes_room=key.startswith("00"))  # it looks at all files: 1 in 256
+
+
+def kept_bytes(key: str) -> bytes | None:
+    """Return what `keep_bytes` has kept by a key; None = nothing."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    path = folder / key
+    try:
+        data = path.read_bytes()
+        os.utime(path)  # it was used
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.debug("what is known of a file is not used: %s: %s", path, error)
+        return None
+    return data
+
+
+def _put(folder: Path, key: str, data: bytes, *, makes_room: bool) -> None:
+    """Write a file of the cache folder; where that cannot be, it is done without."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Beside its place and moved there: another node finds the old one or this one, whole.
+        fd, fresh = tempfile.mkstemp(dir=folder, prefix=".")
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+            os.replace(fresh, folder / key)
+        except BaseException:
+            os.unlink(fresh)
+            raise
+        if makes_room:
+            _make_room(folder)
+    except OSError as error:
+        logger.debug("what is known of files is not kept in %s: %s", folder, error)
 
 
 def _key_of(path: str) -> str:

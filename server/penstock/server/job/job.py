@@ -415,6 +415,15 @@ class Job:
         return list(found.values())
 
     @cached_property
+    def unit_of_lane(self) -> Sequence[int]:
+        """Return the number of each lane's unit, in the order of `lanes_together`."""
+        found = [0] * self.lanes
+        for number, lanes in enumerate(self.lanes_together()):
+            for lane in lanes:
+                found[lane] = number
+        return found
+
+    @cached_property
     def units(self) -> Sequence[int]:
         """Return the units of the lanes, as nodes are dealt them; lane l has `units[l mod len]`.
 
@@ -422,21 +431,13 @@ class Job:
         planned job are, too, if they read its windows by storage blocks; else any node fetches the
         items of any batch. As short as it can be; empty = each lane is a unit of its own.
         """
-        if all(group is None for group in self.reading_groups):
+        of_lane = self.unit_of_lane
+        if len(set(of_lane)) == self.lanes:
             return ()
-        of_lane = [0] * self.lanes
-        for number, lanes in enumerate(self.lanes_together()):
-            for lane in lanes:
-                of_lane[lane] = number
         for period in range(1, self.lanes):
             if of_lane[period:] == of_lane[:-period]:
                 return of_lane[:period]
         return of_lane
-
-    @property
-    def begins_anywhere(self) -> bool:
-        """Tell whether a lane begins at any offset without a replay, as those of a plan do."""
-        return all(roles.plan is not None for roles in self.role_sets)
 
     def specs(self) -> Sequence[KeySpec]:
         """Return what is known about the values of every batch before one is made."""
@@ -620,8 +621,13 @@ class Job:
         return unseen + self.remarks()
 
     def remarks(self) -> list[str]:
-        """Return what the draws of this job cost that they need not."""
-        return [line for roles in self.role_sets for line in roles.distributor.remarks()]
+        """Return what sources leave out, and what draws cost that they need not."""
+        said = [
+            f"source {name!r}: {line}"
+            for name, source in sorted(self.sources.items())
+            for line in source.remarks()
+        ]
+        return said + [line for roles in self.role_sets for line in roles.distributor.remarks()]
 
     def hand_over(self) -> list[HandedOver]:
         """Return what this process knows of the files of sources and media, for other processes."""

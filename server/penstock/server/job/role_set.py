@@ -19,6 +19,7 @@ from penstock.server.roles.batcher import BatcherFacts, SampleBatcher, facts_of
 from penstock.server.roles.batchers.packer import no_length
 from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.distributor import DataDistributor
+from penstock.server.roles.episode_table import EpisodeTable
 from penstock.server.roles.number_columns import (
     ColumnCollator,
     Indices,
@@ -318,6 +319,11 @@ class RoleSet:
     def batcher_facts(self) -> BatcherFacts:
         """Return what the batcher promises."""
         return facts_of(self.batcher)
+
+    @cached_property
+    def episode_tables(self) -> Mapping[str, EpisodeTable]:
+        """Return the episodes that frames are drawn from, by source; once the job is built."""
+        return self.distributor.episode_tables()
 
     @cached_property  # asked at every draw
     def needs_sizes(self) -> bool:

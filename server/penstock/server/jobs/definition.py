@@ -20,10 +20,10 @@ from penstock.server.config.location import Location
 from penstock.server.job.job import Job, find_job
 from penstock.server.job.joint_job import JointJob
 from penstock.server.job.role_set import RoleSet
+from penstock.server.jobs.checked_keys import validate
 from penstock.server.jobs.python_file import jobs_in
 from penstock.server.jobs.registry import KINDS, absolute, build
 from penstock.server.jobs.settings import JobSettings, RolesSettings, SetSettings
-from penstock.server.jobs.validate import validate
 from penstock.server.media.media_files import MediaFiles
 from penstock.server.planning.log.job_plan import Plan
 from penstock.wire.credentials import value_without_credentials

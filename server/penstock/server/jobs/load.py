@@ -20,12 +20,12 @@ from penstock.server.core.shown import shown
 from penstock.server.files.catalog import keep_in
 from penstock.server.job.job import MAX_SOURCE_NAME, SOURCE_NAME, Job, find_job
 from penstock.server.jobs.assign import FLAG, assign
+from penstock.server.jobs.checked_keys import validate
 from penstock.server.jobs.definition import Definition
 from penstock.server.jobs.needed_imports import imported
 from penstock.server.jobs.override import override
 from penstock.server.jobs.python_file import JOB_NAME, jobs_in
 from penstock.server.jobs.settings import JobFile, JobSettings, RolesSettings, ServerSettings
-from penstock.server.jobs.validate import validate
 from penstock.server.process.allocator import prefer
 from penstock.server.store import refuse_password
 from penstock.wire.errors import InvalidJob, InvalidRequest

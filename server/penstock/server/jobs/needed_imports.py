@@ -21,7 +21,13 @@ IMPORTED: dict[str, dict[str, str]] = {
         "hf": "datasets",
         "hf_stream": "datasets",
     },
-    "processor": {"tokenize": "tokenizers", "chat": "tokenizers", "sound": "soundfile"},
+    "processor": {
+        "tokenize": "tokenizers",
+        "chat": "tokenizers",
+        "sound": "soundfile",
+        "robot": "av",
+        "video": "av",
+    },
 }
 """By kind of role and `type:`, the package or module that takes longest to import."""
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from penstock.common.nearest import hint
 from penstock.server.config.location import Location
+from penstock.server.jobs.checked_keys import validate
 from penstock.server.jobs.settings import ServerSettings
-from penstock.server.jobs.validate import validate
 from penstock.wire.errors import InvalidJob, InvalidRequest
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"

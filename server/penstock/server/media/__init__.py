@@ -1,1 +1,1 @@
-"""Pictures and sound: where their bytes come from, and what these become."""
+"""Pictures, sound and video: where their bytes come from, and what these become."""

@@ -102,6 +102,13 @@ class FileMedium(Medium):
         first = self._reference.start
         return self._tried(lambda: self._read(first + start, first + stop))
 
+    def version(self) -> str:
+        """Return its size and what its filesystem tells of its version; see `Medium.version`."""
+        size, listed = self.size(), self._listed
+        if listed is not None and listed.version:
+            return f"{size} {listed.version}"
+        return f"{size} {self._seen.whole}" if self._seen and self._seen.is_settled else ""
+
     @property
     def expected_bytes(self) -> int | None:
         """Return how many bytes it has; None = nobody knows before they are read."""

@@ -61,6 +61,14 @@ class Medium(ABC):
         """
         return self.read()[start:stop]
 
+    def version(self) -> str:
+        """Return what tells its content from any other of its name; empty = nothing known does.
+
+        Raises:
+            BadItem, SourceUnavailable, SourceChanged: As `head`.
+        """
+        return ""
+
 
 class HeldMedium(Medium):
     """Bytes that are there already.

@@ -22,8 +22,10 @@ from penstock.server.job.job import Job
 from penstock.server.metrics.scraped import CallerCollector, StatusCollector
 from penstock.server.metrics.series import Series, made
 from penstock.server.node.protocol.observer import Observer
+from penstock.server.roles.distinct_episodes import EPISODES
 from penstock.server.roles.distributor import Target
 from penstock.wire.errors import PenstockError
+from penstock.wire.left_reasons import LEFT_REASONS
 from penstock.wire.plain import clean_text
 
 COUNTING = "count"
@@ -85,6 +87,7 @@ class Metrics(Observer):
         self._bytes = Series("penstock_produced_bytes_total", registry)
         self._tokens = Series("penstock_tokens_packed_total", registry)
         self._padding = Series("penstock_padding_tokens_total", registry)
+        self._episodes = Series("penstock_batch_episodes_total", registry)
         self._items = Series("penstock_drawn_items_total", registry)
         self._fill = made(
             "penstock_packing_fill_ratio",
@@ -122,6 +125,7 @@ class Metrics(Observer):
         self.streams = made("penstock_streams", registry)
         self.fenced = made("penstock_cursor_fenced_total", registry)
         self.restarts = made("penstock_stream_restarts_total", registry)
+        self._failovers = made("penstock_failovers_total", registry)
         self._commit = made(
             "penstock_cursor_commit_duration_seconds", registry, buckets=_CALL_BUCKETS
         )
@@ -162,6 +166,8 @@ class Metrics(Observer):
             compared = self._verified, self._impure, self._witnesses, self._other_witnesses
             for metric in (self._fill, self._wait, *compared, self.restarts):
                 self._of(metric, name)
+            for reason in LEFT_REASONS.values():
+                self._of(self._failovers, name, reason)
             self._of(self._quarantined, name, "", "", "none").set(0)
             for code in FAILURES:
                 self._of(self._failed, name, code)
@@ -207,6 +213,8 @@ class Metrics(Observer):
     def produced(self, job: str, nbytes: int, counts: Mapping[str, int]) -> None:
         self._batches.add(1, job)
         self._bytes.add(nbytes, job)
+        if (episodes := counts.get(EPISODES, 0)) > 0:
+            self._episodes.add(episodes, job)
         tokens, padding = counts.get("tokens", 0), counts.get("padding_tokens", 0)
         # A user's collator may count anything under these names.
         if tokens > 0 and padding >= 0:
@@ -292,6 +300,10 @@ class Metrics(Observer):
     @override
     def failed(self, job: str, code: str) -> None:
         self._of(self._failed, job, code).inc()
+
+    def failed_over(self, job: str, reason: str) -> None:
+        """A reader of a job has left another node, and reads here; by the name of why."""
+        self._of(self._failovers, job, reason).inc()
 
     def store_failed(self, error: PenstockError) -> None:
         """A call to the store has failed: counted if it is the store that failed."""

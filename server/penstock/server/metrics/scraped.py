@@ -46,7 +46,9 @@ class StatusCollector(Collector):
             ("units", "units"),
             ("units_asked", "units_asked"),
             ("recomputed_batches_total", "recomputed"),
+            ("unread_batches_total", "unread"),
             ("cache_hits_total", "cache_hits"),
+            ("environment_refused", "refused"),
         ):
             yield _one(name, [((job["name"],), job[key]) for job in jobs])
         groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}

@@ -97,6 +97,7 @@ class Node:
         self.verdicts: dict[bytes, VerdictBook] = {}
         self._imports, self._files_fd = imports, -1
         self._drained: dict[int, asyncio.Future[None]] = {}
+        self.lines_saved = asyncio.Event()  # where they stand as the node drains
         self.life = life = Life()
         self.snapshots = SnapshotWriter(store, life)
         self._worker_count = workers
@@ -275,6 +276,7 @@ class Node:
                 break
             await asyncio.sleep(0.02)
         await self.snapshots.save()
+        self.lines_saved.set()
         await self.witnesses.save()
 
     def _lost(self, worker: WorkerProcess) -> None:

@@ -15,6 +15,7 @@ from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.joining import Joining
 from penstock.server.pipeline.standin import StandIns
 from penstock.server.pipeline.writing import MadeBatch
+from penstock.server.roles.distinct_episodes import EPISODES, distinct_episodes
 from penstock.server.roles.samples import Sample
 from penstock.wire.frame import BodyLayout
 
@@ -93,6 +94,7 @@ class Maker:
             rows = self._stand_ins.rows(plan)
         padding = blank or emptied
         values, counts = self._collating.collate(rows, plan)
+        counts = {**self._episodes(kept), **counts}
         if padding:
             values = self._collating.blank(values, plan)
             counts = dict.fromkeys(counts, 0)
@@ -113,8 +115,17 @@ class Maker:
         if (found := collate_columns(self.items, plan)) is None:
             return None
         values, counts = found
+        counts = {**self._episodes(plan), **counts}
         told = counts, dict(plan.accounting), dict[str, int]()
         return self._laid_out(plan, values, told, False, False, epoch_of(plan), plan)
+
+    def _episodes(self, plan: BatchPlan) -> dict[str, int]:
+        """Return from how many episodes the samples of a batch come, as a count; {} = from none."""
+        tables = self.job.role_sets[plan.role_set].episode_tables
+        if not tables:
+            return {}
+        refs = (ref.item for row in plan.rows for ref in row)
+        return {EPISODES: distinct_episodes(tables, refs)}
 
     def _laid_out(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.job.job import Job
@@ -127,21 +128,25 @@ def open_planner(job: Job, lane: int, items: Items) -> Planner:
     return SamplePlanner(job, lane, items)
 
 
-def seekable_sets(job: Job) -> list[bool]:
-    """Tell, for each set of a job's roles, whether arithmetic leads its lanes to any offset."""
-    found: dict[int, bool] = {}
-    for lane in range(job.lanes):
-        for part in job.lane_roles(lane):
-            if part.roles.number not in found:
-                found[part.roles.number] = (
-                    part.roles.planned is not None
-                    or SamplePlanner(job, lane, Items(job), part).can_seek()
-                )
-        if len(found) == len(job.role_sets):
-            break
-    return [found[number] for number in range(len(job.role_sets))]
+def seekable_lanes(job: Job) -> Sequence[bool]:
+    """Tell, for each lane of a job, whether arithmetic leads to any of its offsets.
+
+    Its lines need no snapshots then. It is found out once for each job.
+    """
+    if job not in _SEEKABLE:
+        sets: dict[int, bool] = {}
+        lanes = []
+        for lane in range(job.lanes):
+            parts = job.lane_roles(lane)
+            for part in parts:
+                if part.roles.number not in sets:
+                    sets[part.roles.number] = (
+                        part.roles.planned is not None
+                        or SamplePlanner(job, lane, Items(job), part).can_seek()
+                    )
+            lanes.append(all(sets[part.roles.number] for part in parts))
+        _SEEKABLE[job] = lanes
+    return _SEEKABLE[job]
 
 
-def is_seekable(job: Job, lane: int, sets: Sequence[bool]) -> bool:
-    """Tell whether arithmetic leads to any offset of a lane, given what `seekable_sets` found."""
-    return all(sets[part.roles.number] for part in job.lane_roles(lane))
+_SEEKABLE: WeakKeyDictionary[Job, Sequence[bool]] = WeakKeyDictionary()

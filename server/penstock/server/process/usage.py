@@ -24,12 +24,12 @@ def memory(workers: Iterable[int]) -> dict[str, int]:
     """
     own = arenas = 0
     for pid in workers:
-        anonymous, shared = _pages(pid)
+        anonymous, shared = own_and_shared_bytes(pid)
         own, arenas = own + anonymous, arenas + shared
-    return {"server": _pages(os.getpid())[0], "workers": own, "batches": arenas}
+    return {"server": own_and_shared_bytes(os.getpid())[0], "workers": own, "batches": arenas}
 
 
-def _pages(pid: int) -> tuple[int, int]:
+def own_and_shared_bytes(pid: int) -> tuple[int, int]:
     """Return the bytes of a process's anonymous and shared pages.
 
     From `status`, which takes 20 us; `smaps_rollup` walks all pages, and takes milliseconds.

@@ -7,7 +7,7 @@ fetches items     which item next     raw item -> samples   samples -> rows    r
 
 | class | required | often overridden |
 |---|---|---|
-| `IndexedSource` | `__len__`, `fetch` | `fingerprint`, `heads`, `sizes`, `blocks`, `close` |
+| `IndexedSource` | `__len__`, `fetch` | `fingerprint`, `heads`, `blocks`, `episode_table` |
 | `StreamSource` | `shards`, `open`, `fingerprint` | `close` |
 | `DataDistributor` | `draw` or `open` | `draws` |
 | `RawItemProcessor` | `process` | `size`, `process_batch`, `setup`, `cut` |
@@ -29,6 +29,7 @@ from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.distributor import DataDistributor, Target
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
+from penstock.server.roles.episode_table import EpisodeTable
 from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
 from penstock.server.roles.reading import Blocks, Reading
 from penstock.server.roles.role import Role
@@ -55,6 +56,8 @@ __all__ = [
     "ConversationProcessor",
     "DataDistributor",
     "DefaultBatchCollator",
+    "EpisodeTable",
+    "EpisodesDistributor",
     "FirstFitPackingBatcher",
     "FunctionCollator",
     "FunctionProcessor",
@@ -81,6 +84,7 @@ __all__ = [
     "RawItem",
     "RawItemProcessor",
     "Reading",
+    "RobotProcessor",
     "Role",
     "Row",
     "Rows",
@@ -96,6 +100,7 @@ __all__ = [
     "Target",
     "TokenizeProcessor",
     "ValueLayout",
+    "VideoProcessor",
     "VlmCollator",
     "WindowPackingBatcher",
 ]

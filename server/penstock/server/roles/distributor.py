@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
+from penstock.server.roles.episode_table import EpisodeTable
 from penstock.server.roles.reading import Reading
 from penstock.server.roles.role import Role
 from penstock.server.roles.source import IndexedSource, Source
@@ -119,6 +120,17 @@ class DataDistributor(Role, ABC):
     def targets(self) -> Sequence[Target]:
         """Return the shares that parts of the draws shall have, once it is bound; mostly none."""
         return ()
+
+    def episode_tables(self) -> Mapping[str, EpisodeTable]:
+        """Return the episodes that frames are drawn from, by source, once it is bound.
+
+        Batches then say from how many episodes they come. Mostly empty: by default those that the
+        distributors know which this one draws by.
+        """
+        tables: dict[str, EpisodeTable] = {}
+        for each in self.inner():
+            tables.update(each.episode_tables())
+        return tables
 
     def inner(self) -> Sequence[DataDistributor]:
         """Return the distributors that this one draws by, once it is bound; mostly none."""

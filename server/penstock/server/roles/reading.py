@@ -69,6 +69,8 @@ class Reading(NamedTuple):
         lanes: The lanes of the set that draw from these blocks, where others do not; None = all.
             Then `groups` deals their numbers among these lanes.
         share: About which part of the draws of these lanes is read so.
+        reads: About how often an epoch reads a block where lanes are dealt to groups, beside what
+            the borders between workers add.
     """
 
     sources: tuple[str, ...]
@@ -80,6 +82,7 @@ class Reading(NamedTuple):
     item_bytes: float
     lanes: tuple[int, ...] | None = None
     share: float = 1.0
+    reads: float = 1.0
 
     def group(self, lane: int) -> int | None:
         """Return the reading group of a lane of the set; None = it is in none of these."""
@@ -115,7 +118,11 @@ class Reading(NamedTuple):
             return None
         if self.groups is None:
             return float(workers)
-        return 1 + (min(workers, self.groups) - 1) / self.all_blocks
+        taking = min(workers, self.groups)
+        found = self.reads + (taking - 1) / self.all_blocks
+        # Where a worker keeps all blocks for its groups, it reads each once.
+        keeps_all = -(-self.groups // taking) * self.blocks >= self.all_blocks
+        return min(found, float(taking)) if keeps_all else found
 
     @property
     def is_read_by_all(self) -> bool:

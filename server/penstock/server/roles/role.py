@@ -35,12 +35,15 @@ class Role:
         path_params: Constructor parameters that name local files relative to the job file. They do
             not decide bytes: the content of the files does (`content`).
         numbered_by: The parameter that a number in the name sets: `window_10` is `window` of 10.
+        replaced_params: Parameters that other systems have in this place, with the end of a
+            sentence that says what is given here instead.
     """
 
     type_name: ClassVar[str] = ""
     version: ClassVar[int | str | None] = None
     path_params: ClassVar[tuple[str, ...]] = ()
     numbered_by: ClassVar[str] = ""
+    replaced_params: ClassVar[Mapping[str, str]] = {}
 
     arguments: dict[str, Any]
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from typing_extensions import override
 
+from penstock.server.roles.column_runs import ColumnRuns
 from penstock.server.roles.condition import Condition, Kept
+from penstock.server.roles.episode_table import EpisodeTable
 from penstock.server.roles.reading import Blocks
 from penstock.server.roles.role import Role, asked
 from penstock.server.roles.stream_rows import ShardRows
@@ -123,6 +125,10 @@ class Source(Role, ABC):
         """Return a sentence about content that `fingerprint` does not tell, or None."""
         return None
 
+    def remarks(self) -> list[str]:
+        """Return sentences about what is left out, and what reading costs that it need not."""
+        return []
+
     def check_identity(self) -> None:
         """Refuse invalid parameters, without the fingerprint, which reads data."""
         self.content()
@@ -225,8 +231,30 @@ class IndexedSource(Source):
                 kept[start:stop] &= where.holds(name, self.column(name, start, stop))
         return Kept.of(kept)
 
+    def runs(self, column: str) -> ColumnRuns:
+        """Return where a column has another value than before; rarely overridden.
+
+        Args:
+            column: One that this has (`has_column`).
+
+        Raises:
+            ValueError: It has something else than whole numbers and texts; names the item.
+            SourceUnavailable, SourceChanged: As `fetch`.
+        """
+        return ColumnRuns.joined(
+            ColumnRuns.of(self.column(column, start, min(start + COLUMN_ITEMS, len(self))), start)
+            for start in range(0, len(self), COLUMN_ITEMS)
+        )
+
     def blocks(self) -> Blocks | None:
         """Return the storage blocks; None = random access is cheap."""
+        return None
+
+    def episode_table(self) -> EpisodeTable | None:
+        """Return which items make an episode each; None = they are not known to belong together.
+
+        The same in every process, and part of what `fingerprint` identifies.
+        """
         return None
 
     def keep_blocks(self, count: int) -> None:  # optional

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from statistics import fmean
 
-from penstock.server.job.job import Job
 from penstock.server.metrics.node_metrics import Metrics
 from penstock.server.metrics.wanted_nodes import (
     PART_S,
@@ -34,7 +34,7 @@ class AutoscalingSignal:
     def __init__(self, node: Node, streams: Streams, metrics: Metrics) -> None:
         self._streams, self._metrics = streams, metrics
         self._workers = max(1, len(node.workers))
-        self._units = {name: _units(job) for name, job in node.jobs.items()}
+        self._units = {name: job.unit_of_lane for name, job in node.jobs.items()}
         most = int(PARTS * PART_S / EVERY_S) + 1
         self._samples: dict[str, deque[Sample]] = {name: deque(maxlen=most) for name in node.jobs}
         self._wanted = dict.fromkeys(node.jobs, 0)
@@ -55,7 +55,7 @@ class AutoscalingSignal:
             known = [each for each in needed if each is not None]
             self._needed[job] = round(fmean(known), 3) if known else 0.0
 
-    def _sample(self, job: str, at_s: float, unit_of: list[int]) -> Sample:
+    def _sample(self, job: str, at_s: float, unit_of: Sequence[int]) -> Sample:
         waited, asked = {}, set[int]()
         for number, stream in self._streams.numbered():
             if stream.request.job == job:
@@ -75,12 +75,3 @@ class AutoscalingSignal:
             "units": len(set(self._units[job])),
             "units_asked": samples[-1].units if samples else 0,
         }
-
-
-def _units(job: Job) -> list[int]:
-    """Return the unit of each lane: its reading group, or one of its own."""
-    unit_of = [0] * job.lanes
-    for number, lanes in enumerate(job.lanes_together()):
-        for lane in lanes:
-            unit_of[lane] = number
-    return unit_of

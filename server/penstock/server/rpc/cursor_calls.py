@@ -10,7 +10,7 @@ from penstock.server.access.caller import ADMIN, CALLER
 from penstock.server.core.verdict import Verdict
 from penstock.server.job.job import Job, find_job
 from penstock.server.pipeline.line import far
-from penstock.server.pipeline.planner import is_seekable, seekable_sets
+from penstock.server.pipeline.planner import seekable_lanes
 from penstock.server.rpc.listener import Listener
 from penstock.server.rpc.opening import check_protocol
 from penstock.server.rpc.present import Present
@@ -83,7 +83,6 @@ class Cursors:
         numbered: Callable[[Job], Numbering] = Job.numbering,
     ) -> None:
         self._jobs, self._store = jobs, store
-        self._seekable: dict[bytes, list[bool]] = {}  # by log and set: arithmetic leads anywhere
         self._asked = asked or (lambda job: 0)
         self._numbered = numbered
         self._listener = Listener() if listener is None else listener
@@ -337,15 +336,14 @@ class Cursors:
         last = first + order.lanes if order.batches is None else min(first + size, order.batches)
         if first >= last or order.lane_offset(last - 1).offset <= asked + job.max_replay:
             return
-        if job.log_id not in self._seekable:
-            self._seekable[job.log_id] = seekable_sets(job)
-        if all(self._seekable[job.log_id]):
+        seekable = seekable_lanes(job)
+        if all(seekable):
             return
         # The first batch of each lane: those after it are planned on the way.
         lanes: set[int] = set()
         for position in range(first, last):
             lane, offset = order.lane_offset(position)
-            if lane in lanes or is_seekable(job, lane, self._seekable[job.log_id]):
+            if lane in lanes or seekable[lane]:
                 continue
             lanes.add(lane)
             snapshot = await self._store.nearest_snapshot(job.log_id, lane, offset)

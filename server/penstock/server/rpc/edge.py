@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 from penstock.server.metrics.node_metrics import Metrics
 from penstock.server.node.node import Node
 from penstock.server.rpc.following import Following
+from penstock.server.rpc.hand_over import HandOver
 from penstock.server.rpc.lending import Lending
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.streams import Streams
@@ -25,7 +25,7 @@ class Edge:
         following: Hears of other nodes.
         present: Looks for a job's files before a run begins.
         metrics: Where batches and waits are counted.
-        draining: Set once the node shuts down.
+        hand_over: How streams end as the node shuts down.
         lending: Knows the processes on this host that bodies are lent to.
     """
 
@@ -35,5 +35,5 @@ class Edge:
     following: Following
     present: Present
     metrics: Metrics
-    draining: asyncio.Event
+    hand_over: HandOver
     lending: Lending

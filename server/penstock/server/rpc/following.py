@@ -66,13 +66,18 @@ class Following:
         """Return for how long nothing was heard of the store; 0 while it answers."""
         return time.monotonic() - self._heard_at if self._is_away else 0.0
 
+    @property
+    def is_unchecked(self) -> bool:
+        """Whether attempts could not be checked for too long: none is served."""
+        return self._store.shared and self.away_s() >= UNCHECKED_S
+
     def check_away(self) -> None:
         """Refuse to serve an attempt that could not be checked for too long.
 
         Raises:
             StoreUnavailable: It was not heard of for `UNCHECKED_S`.
         """
-        if self._store.shared and self.away_s() >= UNCHECKED_S:
+        if self.is_unchecked:
             raise self._unchecked()
 
     def _unchecked(self) -> StoreUnavailable:
@@ -107,7 +112,7 @@ class Following:
         except (PenstockError, TimeoutError) as error:
             self._is_away = True
             logger.debug("the store was not heard of", error=str(error))
-            if self.away_s() >= UNCHECKED_S:
+            if self.is_unchecked:
                 self._streams.end_attempts(self._unchecked())
             return
         self._heard_at, self._is_away = time.monotonic(), False

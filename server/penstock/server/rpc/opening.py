@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from penstock.server.job.job import Job, find_job
 from penstock.server.pipeline.known_order import SoFar
+from penstock.server.pipeline.planner import seekable_lanes
 from penstock.server.roles.collator import ValueLayout
 from penstock.server.store.rules.arguments import check_text
 from penstock.wire import MAX_TOKEN, PROTOCOL
@@ -54,6 +55,7 @@ def describe(
     max_body_bytes: int = 0,
     workers: int = 0,
     draining: bool = False,
+    unchecked: bool = False,
     numbered: Callable[[Job], Numbering] = Job.numbering,
     count: Callable[[Job], SoFar | None] = lambda _: None,
 ) -> feed_pb2.DescribeReply:
@@ -69,6 +71,7 @@ def describe(
         max_body_bytes: The same.
         workers: The same.
         draining: The same.
+        unchecked: The same.
         numbered: Gives what is known of a job's order.
         count: Has a finite job counted for a while; says how far that is, None = it was done.
 
@@ -87,6 +90,7 @@ def describe(
         incarnation=incarnation,
         workers=workers,
         draining=draining,
+        unchecked=unchecked,
     )
     if not request.job and len(jobs) != 1:
         return reply
@@ -96,7 +100,7 @@ def describe(
     reply.batches_per_step = job.batches_per_step or 0
     reply.max_body_bytes = max_body_bytes
     reply.units.extend(job.units)
-    reply.snapshot_every = 0 if job.begins_anywhere else job.snapshot_every
+    reply.snapshot_every = 0 if all(seekable_lanes(job)) else job.snapshot_every
     if request.count and not numbered(job).is_complete and (so_far := count(job)) is not None:
         reply.counting, reply.counted_so_far = so_far.is_going_on, so_far.text
     numbering = numbered(job)

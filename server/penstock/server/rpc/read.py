@@ -56,7 +56,7 @@ class Sender:
         self._node, self._stream, self._opening = edge.node, stream, opening
         self._call, self._listening = call, listening
         self._streams, self._metrics = edge.streams, edge.metrics
-        self._draining, self._lending = edge.draining, edge.lending
+        self._hand_over, self._lending = edge.hand_over, edge.lending
         self._reported_at = -math.inf  # when it was told what it waits for, of the monotonic clock
 
     async def run(self) -> str:
@@ -75,10 +75,8 @@ class Sender:
                 raise stream.error
             if listening.done() and not listening.cancelled() and listening.exception():
                 raise listening.exception()  # type: ignore[misc]
-            if self._draining.is_set():
-                await call.write(draining().SerializeToString())
-                return SHUTTING_DOWN
-            entry = self._node.take(reader)
+            drains = self._hand_over.has_begun
+            entry = None if drains and not self._hand_over.left_s() else self._node.take(reader)
             if entry is not None:
                 length = stream.waits(False)
                 if length is not None:
@@ -88,6 +86,9 @@ class Sender:
             if reader.finished and (samples := reader.unknown.dropped_samples()) is not None:
                 await call.write(self._ended(samples).SerializeToString())
                 return "the log's end"
+            if drains and self._hand_over.is_over(reader):
+                await call.write(draining().SerializeToString())
+                return SHUTTING_DOWN
             if listening.done() and (not reader.pending or reader.is_full):
                 return "hung up"  # and it has all that it accepted
             waits = bool(reader.pending) and not reader.is_full
@@ -101,6 +102,8 @@ class Sender:
                 self._reported_at = time.monotonic()
                 await call.write(self._waiting().SerializeToString())
                 continue
+            if drains:
+                left_s = min(left_s, self._hand_over.left_s())
             # Not wait_for: it makes a task for every batch.
             timer = loop.call_later(max(left_s, TICK_S), wake.set)
             await wake.wait()
@@ -191,7 +194,7 @@ class Sender:
             pending = reader.next_pending
             if pending is None or pending.state is BatchState.FAILED or reader.is_full:
                 return
-            if stream.error is not None or self._draining.is_set() or self._listening.done():
+            if stream.error is not None or self._hand_over.has_begun or self._listening.done():
                 return
             here, missing = len(parcel.content), len(reader.pending)
             until = gathers_until(stream.opened_at, stream.wrote_at, here, missing)

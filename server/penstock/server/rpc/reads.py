@@ -35,7 +35,7 @@ class Reads:
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        self.node, self.streams, self.draining = edge.node, edge.streams, edge.draining
+        self.node, self.streams, self.hand_over = edge.node, edge.streams, edge.hand_over
 
     async def serve(self, call: ConsumerCall, peer: str) -> None:
         """Answer a call to its end.
@@ -58,7 +58,7 @@ class Reads:
         lanes = len(opening.lanes or range(opening.job.lanes))
         if caller.lanes is not None and lanes > caller.lanes:
             raise too_many(caller, "lanes", lanes, caller.lanes)
-        if self.draining.is_set():
+        if self.hand_over.has_begun:
             # A client that was sent away reconnects at once: accepting it would keep the node up.
             await call.write(draining().SerializeToString())
             return
@@ -91,7 +91,7 @@ class Reads:
             sender = Sender(self._edge, stream, opening, call, listening)
             stream.ending = await sender.run()
         except asyncio.CancelledError:
-            if self.draining.is_set():
+            if self.hand_over.has_begun:
                 stream.ending = SHUTTING_DOWN
             raise
         except Exception as error:

@@ -34,6 +34,7 @@ from penstock.server.rpc.edge import Edge
 from penstock.server.rpc.ending import ending
 from penstock.server.rpc.following import Following
 from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.hand_over import HandOver
 from penstock.server.rpc.lending import Lending
 from penstock.server.rpc.node_id import default_node_id
 from penstock.server.rpc.opening import describe
@@ -112,13 +113,20 @@ class Service:
             numbered=node.numbering,
         )
         self.health = HealthServicer()
-        self.draining = asyncio.Event()
+        self.hand_over = HandOver()
         self.lending = Lending(node.give_back, node.bound_bytes)
         present = self.cursors.present
         self.following = Following(node, store, self.streams, metrics)
         self._follows: asyncio.Task[None] | None = None
         edge = Edge(
-            node, store, self.streams, self.following, present, metrics, self.draining, self.lending
+            node,
+            store,
+            self.streams,
+            self.following,
+            present,
+            metrics,
+            self.hand_over,
+            self.lending,
         )
         self._reads = Reads(edge)
         self._server: grpc.aio.Server | None = None
@@ -176,13 +184,21 @@ class Service:
     async def drain(self, grace_s: float) -> None:
         """Drain: set the health service, then every stream sends what is ready and ends."""
         await self.health.enter_graceful_shutdown()
-        self.draining.set()
-        for stream in self.streams:
-            stream.wake.set()
         deadline = time.monotonic() + grace_s
+        self.hand_over.begin(grace_s)
+        self._wake_all()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.hand_over.left_s()):
+                await self.node.lines_saved.wait()
+        self.hand_over.is_saved = True
+        self._wake_all()
         # Once per process, with a deadline; a stream may still open, so an event could lie.
         while self.streams and time.monotonic() < deadline:  # noqa: ASYNC110 - as said above
             await asyncio.sleep(0.02)
+
+    def _wake_all(self) -> None:
+        for stream in self.streams:
+            stream.wake.set()
 
     async def stop(self, grace_s: float) -> None:
         """Close the port."""
@@ -269,7 +285,8 @@ class Service:
             store=self.store.uuid,
             max_body_bytes=0 if job is None else self.node.largest_body_bytes(job),
             workers=len(self.node.workers),
-            draining=self.draining.is_set(),
+            draining=self.hand_over.has_begun,
+            unchecked=self.following.is_unchecked,
             numbered=self.node.numbering,
             count=self.node.count,
         )
@@ -288,7 +305,7 @@ class Service:
             self.metrics,
             self.wanted,
             lent_bytes=self.lending.lent_bytes,
-            draining=self.draining.is_set(),
+            draining=self.hand_over.has_begun,
         )
 
     async def _read(self, requests: AsyncIterator[bytes], context: Any) -> None:

@@ -43,6 +43,7 @@ def status(
         "store": {
             "away_s": round(metrics.store_away_s(), 1),
             "snapshots_waiting": node.unsaved_snapshots,
+            "shared": node.store.shared,
         },
         "workers": [
             {

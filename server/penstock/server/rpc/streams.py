@@ -36,6 +36,7 @@ from penstock.server.store.records import (
 from penstock.server.store.rules.arguments import printable
 from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES
 from penstock.wire.errors import PenstockError, StaleGeneration, UnknownGroup
+from penstock.wire.left_reasons import left_reason
 from penstock.wire.plain import clean_text
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
@@ -261,6 +262,8 @@ class Streams(Listener):
         self._streams[number] = stream
         self._metrics.streams.inc()
         self._note_restart(stream.request)
+        for because in stream.request.left:
+            self._metrics.failed_over(stream.request.job, left_reason(because))
         place = stream.request.job, stream.request.group
         if stream.request.group and place not in self._cursors:
             self._cursors[place], self._cursor_at[place] = None, time.monotonic()

@@ -18,6 +18,7 @@
 | `hf_stream` | `HfStreamSource` | the same, URLs, and any `IterableDataset` | a stream |
 | `torch` | `TorchDatasetSource` | a map-style Dataset: `__len__` and `__getitem__` | none |
 | `folder` | `FolderSource` | a folder of pictures or sounds, by name and class | none |
+| `lerobot` | `LerobotSource` | LeRobot's folders of robots' episodes | row groups |
 | `items` | `ItemsSource` | a list, in the job file or in Python | none |
 
 All down to `meta` take paths, globs, folders and the URLs of fsspec.
@@ -31,6 +32,9 @@ datasets) are imported when a source is built that needs them.
 * `file_blocks.py`: a table of blocks, noted files and conditions on columns, for all that lies in
   blocks; `blocked.py`: formats whose blocks are ranges of bytes; `row_groups.py` and `footers.py`:
   those of Parquet; `cache.py`: blocks in memory, bounded in bytes; `arrow.py`: Arrow rows to items.
+* `lerobot_info.py`, `lerobot_episodes.py`: what `meta/` of a LeRobot folder says;
+  `frame_places.py`: where its frames lie in row groups; `frame_rows.py`: these, decoded;
+  `frame_windows.py`: windows around frames.
 * `on_demand.py`: which class is where.
 """
 
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
     from penstock.server.sources.hf_stream import HfStreamSource as HfStreamSource
     from penstock.server.sources.item_list import ItemsSource as ItemsSource
     from penstock.server.sources.json_array import JsonSource as JsonSource
+    from penstock.server.sources.lerobot import LerobotSource as LerobotSource
     from penstock.server.sources.line_files import JsonlSource as JsonlSource
     from penstock.server.sources.line_files import TextSource as TextSource
     from penstock.server.sources.mds import MdsSource as MdsSource

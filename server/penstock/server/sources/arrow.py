@@ -67,6 +67,17 @@ class ArrowRows:
                         raise self._bad(row, name, error) from None
             raise
 
+    def value(self, column: str, row: int) -> Any:
+        """Return the value of one column in a row.
+
+        Raises:
+            PenstockError: It has no form in Python: see `bad`.
+        """
+        try:
+            return self._values(column)(row)
+        except _NO_VALUE as error:
+            raise self._bad(row, column, error) from None
+
     def length(self, column: str, row: int) -> int:
         """Return how many numbers a list has; -1 where it, or one of them, is missing."""
         if (found := self.sequences.get(column)) is not None:
@@ -112,10 +123,10 @@ class ListColumn:
             size = rows.type.list_size
             offsets = np.arange(rows.offset, rows.offset + len(rows) + 1, dtype=np.int64) * size
         else:
-            offsets = _numbers(rows.offsets).astype(np.int64)
+            offsets = numbers_of(rows.offsets).astype(np.int64)
         if rows.values.null_count:
             return None
-        return cls(_numbers(rows.values), offsets)
+        return cls(numbers_of(rows.values), offsets)
 
     def row(self, row: int) -> npt.NDArray[Any]:
         """Return the numbers of a row, in an array of its own.
@@ -147,7 +158,7 @@ def dtype_of_lists(kind: str) -> np.dtype[Any] | None:
     return None if name is None else np.dtype(name)
 
 
-def _numbers(array: Any) -> npt.NDArray[Any]:
+def numbers_of(array: Any) -> npt.NDArray[Any]:
     """Return an Arrow array of numbers without nulls, as NumPy; it reads Arrow's memory itself.
 
     `to_numpy` imports pandas where that is installed, which costs every worker a quarter of a
@@ -178,7 +189,7 @@ def _plain(scalar: Any) -> Any:
 def _arrays(kind: Any) -> Callable[[Any], Any]:
     """Return what makes an array of a list of numbers of this type.
 
-    It reads Arrow's memory itself, as `_numbers` does.
+    It reads Arrow's memory itself, as `numbers_of` does.
     """
     dtype = np.dtype(kind.value_type.to_pandas_dtype())
 

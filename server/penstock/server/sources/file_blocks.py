@@ -9,14 +9,16 @@ import threading
 import time
 from abc import abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from penstock.server.roles.column_runs import ColumnRuns
 from penstock.server.roles.condition import Condition, Kept, as_text, from_text
 from penstock.server.sources.cache import CACHE_BYTES, BlockCache, BlockRows, gathered
 from penstock.server.sources.file_source import FileSource
@@ -156,30 +158,72 @@ class FileBlocks(FileSource):
             InvalidJob, SourceUnavailable, SourceChanged: As `column`.
         """
         fact = f"where {self._fact} {json.dumps(where.to_json(), sort_keys=True)}"
+        blocks = self._blocks_of_shards()
+
+        def look(shard: int) -> str:
+            kept = self.kept_of(where, blocks[shard])
+            return as_text(np.concatenate([np.ones(0, bool), *kept]))
+
+        found = [
+            from_text(known, sum(self.block_items[n] for n in own))
+            for known, own in zip(self._known_of_shards(fact, look), blocks, strict=True)
+        ]
+        return Kept.of(np.concatenate(found))
+
+    @override
+    def runs(self, column: str) -> ColumnRuns:
+        fact = f"runs {self._fact} {column}"
+        blocks = self._blocks_of_shards()
+        firsts = [self.starts[own.start] for own in blocks]
+
+        def look(shard: int) -> list[list[Any]]:
+            parts, first = [], firsts[shard]
+            for part in self.column_parts(column, blocks[shard]):
+                parts.append(ColumnRuns.of(part, first))
+                first += len(part)
+            found = ColumnRuns.joined(parts)
+            return [(found.starts - firsts[shard]).tolist(), found.values]
+
+        return ColumnRuns.joined(
+            ColumnRuns(np.array(starts, np.int64) + first, values)
+            for (starts, values), first in zip(
+                self._known_of_shards(fact, look), firsts, strict=True
+            )
+        )
+
+    def column_parts(self, column: str, blocks: range) -> Iterator[Any]:
+        """Yield a column of the blocks of a file, in order, as `column` gives it."""
+        for number in blocks:
+            yield self.column(column, self.starts[number], self.starts[number + 1])
+
+    def _blocks_of_shards(self) -> list[range]:
+        """Return which blocks each file has."""
         shards = [shard for shard, _ in self.places]
-        blocks = [
+        return [
             range(bisect_left(shards, shard), bisect_right(shards, shard))
             for shard in range(len(self.shards))
         ]
 
-        def look(shard: int) -> None:
-            kept = self.kept_of(where, blocks[shard])
-            text = as_text(np.concatenate([np.ones(0, bool), *kept]))
-            self.file_set.note(self.shards[shard], fact, text)
-            self._looked.append(self.shards[shard])
+    def _known_of_shards(self, fact: str, look: Callable[[int], Any]) -> list[Any]:
+        """Return what is noted of each file; what is not is looked for, and noted.
 
+        Args:
+            fact: Under which name.
+            look: Looks at a file, by its number.
+        """
         unread = [
             shard
             for shard, file in enumerate(self.shards)
             if self.file_set.known(file, fact) is None
         ]
+
+        def note(shard: int) -> None:
+            self.file_set.note(self.shards[shard], fact, look(shard))
+            self._looked.append(self.shards[shard])
+
         with ThreadPoolExecutor(self.threads_of_conditions) as pool:
-            list(pool.map(look, unread))
-        found = [
-            from_text(self.file_set.known(file, fact), sum(self.block_items[n] for n in own))
-            for file, own in zip(self.shards, blocks, strict=True)
-        ]
-        return Kept.of(np.concatenate(found))
+            list(pool.map(note, unread))
+        return [self.file_set.known(file, fact) for file in self.shards]
 
     def fingerprint(self) -> dict[str, Any]:
         """Return names, sizes, and hashes of each file's content and of where its items lie.

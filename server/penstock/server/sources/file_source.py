@@ -43,14 +43,25 @@ class FileSource(IndexedSource):
     cache_bytes: int | None = None
     storage_options: dict[str, Any] | None = None
 
-    def find_files(self, patterns: Files, *, key: str = "source.files") -> None:
+    def find_files(
+        self, patterns: Files, *, key: str = "source.files", among: Sequence[str] | None = None
+    ) -> None:
         """Find the files that patterns name; in a folder those that end in `suffixes`.
+
+        Args:
+            patterns: The patterns.
+            key: Their key path in a job file, for error messages.
+            among: The names of those that are meant, as of `FileSet`.
 
         Raises:
             InvalidJob, MissingExtra, SourceUnavailable: As `FileSet`.
         """
         self.file_set = FileSet(
-            patterns, suffix=self.suffixes, storage_options=self.storage_options, key=key
+            patterns,
+            suffix=self.suffixes,
+            storage_options=self.storage_options,
+            key=key,
+            among=among,
         )
         self._read_bytes = 0
         # A lock of its own: asking what was read must not wait for what is being read.

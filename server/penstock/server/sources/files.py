@@ -48,6 +48,8 @@ class FileSet:
         key: The key path of the patterns in a job file, for error messages.
         hashes_each: Whether each file of at most 64 MiB is hashed whole, rather than all files
             where they have no more together. It is in the log id.
+        among: The logical names of those that are meant, where others match, too; a name that ends
+            in `/` is of all below it. None = all that match.
 
     Attributes:
         files: The files, in order.
@@ -68,17 +70,24 @@ class FileSet:
         storage_options: dict[str, Any] | None = None,
         key: str = "source.files",
         hashes_each: bool = False,
+        among: Sequence[str] | None = None,
     ) -> None:
         self.fs, located = located_by(patterns, storage_options or {}, key)
         self._ranges = ranges_of(self.fs)
         self._versions = Versions(self._ranges.look, self._known_hash, self._hash_again)
         self._hashes_each = hashes_each
         paths = [path for _, path in located]
+        chosen = () if among is None else (list(among),)
         self.catalog = open_catalog(
-            catalog_key(type(self.fs).__name__, paths, suffix, storage_options)
+            catalog_key(type(self.fs).__name__, paths, suffix, storage_options, *chosen)
         )
         if self.catalog.listing is None:
             self.files = listed(self.fs, self._ranges, located, suffix, key)
+            if among is not None:
+                names, above = set(among), tuple(name for name in among if name.endswith("/"))
+                self.files = [
+                    file for file in self.files if file.name in names or file.name.startswith(above)
+                ]
         else:
             self.files = [self._listed(name, path) for name, path in self.catalog.listing]
         self._by_path = {file.path: file for file in self.files}

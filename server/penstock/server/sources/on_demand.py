@@ -26,6 +26,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "hf_stream": ("hf_stream", "HfStreamSource"),
     "torch": ("torch_dataset", "TorchDatasetSource"),
     "folder": ("folder", "FolderSource"),
+    "lerobot": ("lerobot", "LerobotSource"),
     "items": ("item_list", "ItemsSource"),
 }
 """By `type:`, the module here and its class."""

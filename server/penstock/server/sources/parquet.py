@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from penstock.server.files.filesystems import require
 from penstock.server.files.ranges import LOOKERS
@@ -198,11 +200,16 @@ class ParquetSource(RowFiles, BlockColumns):
         last = bisect_right(self.starts, max(start, stop - 1)) - 1
         tables = [
             table
-            for group in self._groups[first : last + 1]
-            for table in self._reader.alone([group], [name], lambda table: table)
+            for _, groups in groupby(self._groups[first : last + 1], lambda group: group.file)
+            for table in self._reader.alone(list(groups), [name], lambda table: table)
         ]
         found = require("pyarrow").concat_tables(tables).column(name)
         return found.slice(start - self.starts[first], stop - start)
+
+    @override
+    def column_parts(self, column: str, blocks: range) -> Iterator[Any]:
+        if blocks:  # read at once: the file is opened for each call
+            yield self.column(column, self.starts[blocks.start], self.starts[blocks.stop])
 
     def kept_of(self, where: Condition, blocks: range) -> list[NDArray[np.bool_]]:
         """Return which rows of the row groups of a file a condition keeps: bool (rows,) each."""

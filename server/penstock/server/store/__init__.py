@@ -39,6 +39,12 @@ def open_store(url: str, base: Path) -> Store:
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
+        if url.startswith(("postgres:", "postgresql:")):  # it may hold a password
+            raise InvalidJob(
+                "the store is not an address of PostgreSQL: write "
+                "postgresql://host:5432/database?user=NAME",
+                key=_KEY,
+            )
         raise InvalidJob(
             f"the store {url!r} is not a URL: write sqlite:///{url or 'penstock.db'}", key=_KEY
         )

@@ -18,13 +18,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import psycopg
-from psycopg import AsyncConnection, AsyncPipeline
+import structlog
+from psycopg import AsyncConnection, AsyncPipeline, errors
 from typing_extensions import override
 
 from penstock.server.store import postgres_opening as opening
 from penstock.server.store import postgres_sql as sql
 from penstock.server.store.about import About
 from penstock.server.store.contract import Store
+from penstock.server.store.postgres_locks import LOCK, UNLOCK, end_unheard
 from penstock.server.store.postgres_place import PostgresPlace, lost, of_a_moment
 from penstock.server.store.postgres_sql import RowQuery
 from penstock.server.store.postgres_tables import (
@@ -41,6 +43,8 @@ from penstock.server.store.transacting import Transaction
 from penstock.wire.errors import PenstockError, StoreUnavailable
 
 T = TypeVar("T")
+
+logger = structlog.get_logger("penstock.store")
 
 AGAIN_S = 5.0
 """For how long a call is tried again before its error is told, as SQLite waits for a lock."""
@@ -242,6 +246,8 @@ class _Queue:
             except Exception as error:
                 unconnected = self._connection is None
                 await self._settle(error)
+                if isinstance(error, errors.LockNotAvailable):
+                    await self._end_unheard(tasks)
                 named = error if isinstance(error, PenstockError) else self._place.named(error)
                 again = of_a_moment(error) or lost(error) or isinstance(error, StoreUnavailable)
                 if named is None and len(tasks) > 1 and not unconnected:
@@ -264,13 +270,11 @@ class _Queue:
             return []
         batch = _SharedTransaction(await self._connected(), self._place, few=len(tasks) < FEW)
         alone = tasks[0].alone
-        keys = {key for task in tasks for key in task.about.keys}
         asked = [] if alone else [q for task in tasks for q in self._asked.get(_name(task), ())]
         if self._reads:
             await batch.begin_reading(asked, any(task.steady for task in tasks))
         else:
-            numbers = sorted(opening.lock_number(self._store.uuid, key) for key in keys)
-            await batch.begin(numbers, asked)
+            await batch.begin(self._locks(tasks), asked)
         done: list[tuple[_Call, Any]] = []
         failed: list[tuple[_Call, BaseException]] = []
         later: list[_Call] = []
@@ -305,6 +309,29 @@ class _Queue:
         for task, failure in failed:
             task.fail(failure)
         return later
+
+    def _locks(self, tasks: Iterable[_Call]) -> list[int]:
+        """Return the numbers of the locks that calls need, in the order of all nodes."""
+        keys = {key for task in tasks for key in task.about.keys}
+        return sorted(opening.lock_number(self._store.uuid, key) for key in keys)
+
+    async def _end_unheard(self, tasks: Iterable[_Call]) -> None:
+        """End the sessions of nodes that hold what calls wait for, and are not heard of."""
+        connection, numbers = self._connection, self._locks(tasks)
+        if connection is None or not numbers:
+            return
+        try:
+            async with asyncio.timeout(TRIP_S):
+                ended = await connection.execute(*end_unheard(numbers))
+                await connection.sync()
+                if ended.rowcount:
+                    logger.warning(
+                        "ended the session of a node that held others up and was not heard of",
+                        store=self._place.where,
+                        sessions=ended.rowcount,
+                    )
+        except (psycopg.Error, TimeoutError) as error:  # say, it has another role
+            await self._settle(error)
 
     async def _end(self, batch: _SharedTransaction, *, forced: bool) -> None:
         if self._reads or batch.is_undone or not (batch.writes or batch.pending or forced):
@@ -468,13 +495,6 @@ class Unsteady(BaseException):
 
 
 COMMIT = "COMMIT"
-# A node that is stopped between its lock and its transaction holds others up no longer than one
-# that is stopped within: else the session is idle, and may be so for ever.
-LOCK = (
-    "SELECT pg_advisory_lock(number), set_config('idle_session_timeout', '10000', false) "
-    "FROM unnest(%s::bigint[]) AS number"
-)
-UNLOCK = "SELECT pg_advisory_unlock_all(), set_config('idle_session_timeout', '0', false)"
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ"
 BEGIN_READING = BEGIN + " READ ONLY"
 
@@ -495,7 +515,7 @@ class _SharedTransaction:
         self.known = KnownRows()
         self.pending: list[Change] = []
         self.few = few
-        self.writes = self.is_undone = False
+        self.writes = self.is_undone = self._is_steady = False
         self._locked = self._is_open = self._has_ended = False
 
     def take(self, changes: Sequence[Change]) -> None:
@@ -516,13 +536,13 @@ class _SharedTransaction:
 
         Args:
             queries: What that is.
-            steady: The transaction stays open. Else it has ended with its only round trip, and
-                whoever asks for more is `Unsteady`: that would be of another moment.
+            steady: The transaction stays open. Else it has ended with its only round trip, be that
+                for these or for what is asked for first, and whoever asks for more is `Unsteady`:
+                that would be of another moment.
         """
+        self._is_steady = steady
         if queries:
-            last = [] if steady else [(COMMIT, ())]
-            await self._trip((), [(BEGIN_READING, ())], queries, last)
-            self._is_open, self._has_ended = steady, not steady
+            await self._read(queries)
 
     async def ask(self, query: RowQuery) -> Any:
         """Return the answer of the database, with all that is pending written before."""
@@ -530,11 +550,21 @@ class _SharedTransaction:
         if self._has_ended:
             raise Unsteady
         if not self._is_open:
-            self._is_open = True
-            first.append((BEGIN_READING, ()))
+            (found,) = await self._read([query])
+            return found
         if any(touches(query, change) for change in self.pending):
             first += self._flushed()
         (found,) = await self._trip((), first, [query])
+        return found
+
+    async def _read(self, queries: Sequence[RowQuery]) -> list[Any]:
+        """Begin to read, with these: one statement is a transaction by itself."""
+        is_one = len(set(queries)) == 1 and not self._is_steady
+        begin, end = [(BEGIN_READING, ())], [(COMMIT, ())]
+        found = await self._trip(
+            (), [] if is_one else begin, queries, [] if is_one or self._is_steady else end
+        )
+        self._is_open, self._has_ended = self._is_steady, not self._is_steady
         return found
 
     async def draw(self, count: int) -> list[int]:

@@ -226,6 +226,8 @@ def check_shape(
         )
     if not set(meta) >= META:
         raise place.corrupt("is damaged (it has no identity)")
+    if not (version.isdigit() and since.isdigit()):
+        raise place.corrupt(f"is damaged (its format is {version!r}, since {since!r})")
     return meta["uuid"]
 
 
@@ -252,8 +254,8 @@ async def upgrade(place: PostgresPlace) -> tuple[int, int]:
             lock = lock_number(place.schema, ("open",))
             await connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock,))
             meta = await _meta(connection, place)
-            if not set(meta) >= META:
-                await check_content(connection, place)
+            if not (set(meta) >= META and meta["format"].isdigit()):
+                await check_content(connection, place)  # which says what is wrong
             before = int(meta["format"])
             if before < FORMAT:
                 found = await _tables(connection, place)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 from typing import Any
 
 import psycopg
@@ -23,6 +25,8 @@ SCHEMA = "penstock"
 
 LOCK_S = 5.0
 """How long a transaction waits for another one about the same group or log, on any node."""
+
+_UNKNOWN = re.compile(r'invalid URI query parameter: "(\w+)"')
 
 _OPTIONS = (
     f"-c lock_timeout={int(LOCK_S * 1000)} "
@@ -73,9 +77,11 @@ class PostgresPlace:
     def __init__(self, url: str) -> None:
         try:
             given: dict[str, Any] = conninfo.conninfo_to_dict(url)
-        except psycopg.Error:
-            raise InvalidJob(  # without the URL, and without what libpq quotes of it
-                "the store is not an address of PostgreSQL: write "
+        except psycopg.Error as error:
+            unknown = _UNKNOWN.search(str(error))  # else without what libpq quotes of the URL
+            why = f"libpq has no parameter {unknown[1]!r}" if unknown else "libpq cannot read it"
+            raise InvalidJob(
+                f"the store is not an address of PostgreSQL ({why}): write "
                 "postgresql://host:5432/database?user=NAME, with characters such as @ and / in "
                 "names as %40 and %2F",
                 key=_KEY,
@@ -87,9 +93,10 @@ class PostgresPlace:
         if named.get("service") and not given.get("host"):
             place = f"service {named['service']}"
         else:
-            place = str(named.get("host") or named.get("hostaddr") or "localhost")
-            if port := named.get("port"):
-                place += f":{port}"
+            place = _places(
+                str(named.get("host") or named.get("hostaddr") or "localhost"),
+                str(named.get("port") or ""),
+            )
         role = f"role {named['user']}, " if named.get("user") else ""
         base = named.get("dbname") or named.get("user") or ""
         # Without user@: a part of an address before @ is left out wherever an error is said.
@@ -111,8 +118,8 @@ class PostgresPlace:
         if isinstance(error, errors.InsufficientPrivilege):
             return self.unavailable(
                 f"its role may not do what a store does ({text})",
-                f"GRANT USAGE, CREATE ON SCHEMA {self.schema} and all on its tables to the role, "
-                "or make the role their owner",
+                f"GRANT USAGE, CREATE ON SCHEMA {self.schema} and ALL on all its tables and "
+                "sequences to the role, or make the role their owner",
             )
         if isinstance(error, errors.DiskFull):
             return self.unavailable(
@@ -123,15 +130,22 @@ class PostgresPlace:
                 f"another node has held the same group or log for {LOCK_S:.0f} s",
                 "it was stopped or cannot reach the database; it is let go after 10 s",
             )
+        if isinstance(error, errors.QueryCanceled):
+            return self.unavailable(
+                f"it has broken off a statement ({text})",
+                "raise statement_timeout for this role and database, or look whether the database "
+                "is overloaded",
+            )
         if isinstance(error, errors.ReadOnlySqlTransaction):
             return self.unavailable(
                 "it takes no writes: it is a standby, or default_transaction_read_only is on",
                 "name the primary; with several hosts, add target_session_attrs=read-write",
             )
-        if isinstance(error, errors.TooManyConnections) or "too many c" in text:
+        if isinstance(error, errors.TooManyConnections) or any(each in text for each in _FULL):
             return self.unavailable(
                 f"it takes no more connections ({text})",
-                "raise max_connections (each node has at most 3), or end what holds them",
+                "raise max_connections, or the limit of the role or database, to three for each "
+                "node and what else there is; or end what holds them",
             )
         if isinstance(
             error, errors.UndefinedTable | errors.UndefinedColumn | errors.UndefinedObject
@@ -179,14 +193,34 @@ def lost(error: BaseException) -> bool:
     return isinstance(error, psycopg.OperationalError) and error.sqlstate is None
 
 
+_FULL = ("too many c", "remaining connection slots")
+"""Words of a server that is full; the others are said to all but superusers, before it is."""
+_CERTIFICATE = (
+    "name the file of the authority that signed the server's certificate by sslrootcert, and the "
+    "server by a host that the certificate is for"
+)
+_SERVICE = "name one that the file of PGSERVICEFILE has, in [brackets]"
+
 REMEDIES = {
     "no password supplied": "give the role's password in the file that PGPASSFILE names, which "
     "its owner alone may read, in a line host:port:database:user:password, or by PENSTOCK_STORE",
     "password authentication failed": "correct the role's password where it is given: in the "
     "file that PGPASSFILE names, in PENSTOCK_STORE or in PGPASSWORD",
+    "not permitted to log in": "ALTER ROLE ... LOGIN, or name another role in the address",
+    "not currently accepting connections": "ALTER DATABASE ... ALLOW_CONNECTIONS true, or name "
+    "another database in the address",
+    "no pg_hba.conf entry": "have the server's pg_hba.conf let this host, role and database in, or "
+    "connect as it asks, say with sslmode=require",
+    "SSL was required": "turn TLS on in the server, or leave sslmode out where nobody listens",
+    "certificate verify failed": _CERTIFICATE,
+    "root certificate file": _CERTIFICATE,
+    "does not match host name": _CERTIFICATE,
+    "definition of service": _SERVICE,
+    "service file": _SERVICE,
     'role "': "create the role, or name another in the address, as ?user=NAME",
     'database "': "create the database, with the role as its owner, or name another in the address",
     "resolve host": "check the host in the address",
+    "does not support SSL": "switch ssl on at the server, or leave sslmode out of the address",
     "Connection refused": "look whether the server runs on that host, and listens on that port",
 }
 """What to do, by words of what is said when no connection comes about: it has no code then. A
@@ -198,10 +232,25 @@ def _remedy(text: str) -> str:
     return next((remedy for words, remedy in REMEDIES.items() if words in text), everywhere)
 
 
+_SEVERAL = "Multiple connection attempts failed. All failures were:"
+"""What psycopg writes between the error of the last host and those of all."""
+
+
 def _said(error: psycopg.Error) -> str:
     """Return what a server or libpq says, in one line."""
     primary = error.diag.message_primary or str(error)
+    if _SEVERAL in primary:  # the last one of them stands before it, too
+        primary = "no host of several can be used: " + primary.partition(_SEVERAL)[2]
     return " ".join(primary.split()) or type(error).__name__
+
+
+def _places(hosts: str, ports: str) -> str:
+    """Return hosts with their ports as an address has them; one port is that of all."""
+    names, numbers = hosts.split(","), ports.split(",")
+    if len(numbers) == 1:
+        numbers *= len(names)
+    pairs = itertools.zip_longest(names, numbers, fillvalue="")
+    return ",".join(f"{name}:{number}" if number else name for name, number in pairs)
 
 
 def _schema(options: str) -> str:

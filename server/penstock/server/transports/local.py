@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.server.jobs.target import absolute_target
@@ -55,19 +56,30 @@ class PrivateNode:
         job: The job that it serves; empty = all of the file.
         grouped: It uses the file's store. Else it looks there for what makes it fast, and keeps its
             own records in memory: a running node has that store for itself.
+        workers: How many workers it has.
+        assignments: What `--set` gave keys of the jobs, as it was written.
 
     Raises:
         PenstockError: It does not start; what it says itself.
         OSError: The system has no memory, process or file descriptor left for it.
     """
 
-    def __init__(self, target: str, job: str, *, grouped: bool) -> None:
+    def __init__(
+        self,
+        target: str,
+        job: str,
+        *,
+        grouped: bool,
+        workers: int = 1,
+        assignments: Sequence[str] = (),
+    ) -> None:
         self._what, self._pid = f"local:{target}", os.getpid()
         folder = private_folder("local:")
         _remove_left(folder)
         # With the number of this process: who finds the socket later sees whether that lives.
         self.address = folder / f"{self._pid}-{uuid.uuid4().hex[:8]}.sock"
-        self._arguments = [self._pid, self.address, "group" if grouped else "-", job, target]
+        store = "group" if grouped else "-"
+        self._arguments = [self._pid, self.address, store, job, target, workers, *assignments]
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False

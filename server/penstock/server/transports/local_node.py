@@ -1,8 +1,8 @@
 """The node of `local:`: as `penstockd serve` runs one, for one process, which has started it.
 
 It is started as `python -m penstock.server.transports.local_node CONTROL_FD PARENT ADDRESS STORE
-JOB TARGET`, in the environment of the workers, and with their allocator. It has one worker, serves
-one job or all, and where its reader has no group it opens no store.
+JOB TARGET WORKERS [JOB.KEY=VALUE ...]`, in the environment of the workers, and with their
+allocator. It serves one job or all, and where its reader has no group it opens no store.
 
 What its worker is forked from is started before anything else here: it imports while this does.
 """
@@ -34,7 +34,7 @@ from penstock.server.usercode.contained import exits_are_errors
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import Internal, PenstockError
 
-SETTINGS = {"workers": "1", "metrics": "off", "remote_page": "off"}
+SETTINGS = {"metrics": "off", "remote_page": "off"}
 
 
 class NodeCaller:
@@ -123,8 +123,9 @@ def _run(caller: NodeCaller, arguments: list[str]) -> None:
     # Here and not above: what the worker is forked from imports while this does.
     from penstock.server.jobs.load import load
 
-    address, store, job, target = arguments
-    config = load(target, overrides={**SETTINGS, "listen": f"unix:{address}"})
+    address, store, job, target, workers, *assignments = arguments
+    settings = {**SETTINGS, "workers": workers, "listen": f"unix:{address}"}
+    config = load(target, overrides=settings, assignments=assignments)
     names = [job or next(iter(config.jobs))] if job or len(config.jobs) == 1 else None
     _log_to(caller)
     from penstock.server.app import run

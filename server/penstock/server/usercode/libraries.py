@@ -27,6 +27,7 @@ LIBRARIES = {
     "torchvision": "torchvision",
     "albumentations": "albumentations",
     "soundfile": "soundfile",
+    "av": "av",
 }
 """Modules that decide bytes where they are imported, and the packages that bring them."""
 
@@ -68,10 +69,18 @@ def _libsndfile() -> str:
     return str(sys.modules["soundfile"].__libsndfile_version__)
 
 
+def _libav() -> str:
+    """Return the versions of the libraries that demux, decode and convert."""
+    versions: Mapping[str, tuple[int, ...]] = sys.modules["av"].library_versions
+    used = ("libavformat", "libavcodec", "libswscale")
+    return ", ".join(f"{name[3:]} {'.'.join(map(str, versions[name]))}" for name in used)
+
+
 _DECODERS: dict[str, tuple[str, Callable[[], str]]] = {
     "PIL": ("libjpeg-turbo", _turbo_of_pillow),
     "simplejpeg": ("libjpeg-turbo", _turbo_of_simplejpeg),
     "soundfile": ("libsndfile", _libsndfile),
+    "av": ("libav", _libav),
 }
 """Modules with a library of their own that decides their pixels or points."""
 

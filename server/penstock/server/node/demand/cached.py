@@ -25,12 +25,13 @@ class CachedBatches:
         batches: They, the oldest first.
         nbytes: What they take.
         lent_bytes: Bytes of batches that are not kept any more, and still being written, or lent.
+        unread: How many were let go that nobody was given, or wants.
     """
 
     def __init__(self, bound_bytes: int) -> None:
         self._limit = bound_bytes // CACHED_SHARE
         self.batches: OrderedDict[Key, WantedBatch] = OrderedDict()
-        self.nbytes = self.lent_bytes = 0
+        self.nbytes = self.lent_bytes = self.unread = 0
 
     def keep(self, entry: WantedBatch) -> None:
         """Keep a batch, and let the oldest go where that are too many."""
@@ -68,6 +69,7 @@ class CachedBatches:
     def _drop(self, key: Key) -> None:
         entry = self.take(key)
         assert entry is not None
+        self.unread += not entry.is_given
         self.free(entry)
 
     def _gone(self, entry: WantedBatch) -> None:

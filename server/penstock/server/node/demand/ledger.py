@@ -88,7 +88,9 @@ class Log:
             "kept_bytes": self.cached.nbytes,
             "produced": self.produced,
             "recomputed": self.recomputed,
+            "unread": self.cached.unread,
             "cache_hits": self.cache_hits,
+            "refused": int(self.withheld.refused is not None),
         }
 
     def latest(self, most_bytes: int) -> WantedBatch | None:

@@ -17,6 +17,9 @@ LOOK_POSITIONS = 1000
 """Positions that a reader of some lanes passes over in one turn: others are served in between."""
 
 
+COMING = (BatchState.READY, BatchState.MAKING)
+
+
 class StreamDemand:
     """One open stream's demand.
 
@@ -97,6 +100,22 @@ class StreamDemand:
     def finished(self) -> bool:
         """Tell whether everything up to the log's end was taken."""
         return self.end is not None and not self.pending and self._next_wanted >= self.end
+
+    @property
+    def is_coming(self) -> bool:
+        """Tell whether it will be given anything though no worker is given anything to make.
+
+        What is ready beyond its horizon is given as its consumer comes nearer, unless that waits
+        for what nobody makes.
+        """
+        blocked: set[int] = set()
+        for entry in self.pending.values():
+            lane = entry.key.lane
+            if entry.state not in COMING:
+                blocked.add(lane)
+            elif lane not in blocked:
+                return True
+        return not blocked and any(entry.state in COMING for entry in self._ahead.values())
 
     def extend(self, horizon: int) -> None:
         """Move the horizon; a lower one changes nothing, nor does any after `close`."""
@@ -279,6 +298,7 @@ class StreamDemand:
                 del self.pending[position]
                 self.moved_at = time.monotonic()
                 entry.pins += 1
+                entry.is_given = True
                 self.taken_bytes += entry.body_bytes
                 return entry
             if entry.state is BatchState.FAILED and not blocked and fits is None:

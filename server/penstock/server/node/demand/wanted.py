@@ -92,6 +92,7 @@ class WantedBatch:
         nbytes: The lengths of its header and its body, as they travel.
         body_bytes: The length of the body that its reader has, also when its memory was given back.
         is_asked: No reader wants it. It is planned, as positions of others depend on its existing.
+        is_given: Some reader was given it.
         evicted: Nobody takes it any more; its memory goes with its last pin.
         gone: Called when an evicted entry has given its memory back.
     """
@@ -108,6 +109,7 @@ class WantedBatch:
     tokens: int = 0
     error: PenstockError | None = None
     is_asked: bool = False
+    is_given: bool = False
     evicted: bool = False
     gone: Callable[[WantedBatch], None] | None = None
 

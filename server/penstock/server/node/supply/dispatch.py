@@ -91,7 +91,6 @@ class Dispatch:
         workers = len(self._pool)
         ahead = AHEAD_PER_WORKER * workers, AHEAD_BYTES * workers
         self.logs[job.log_id] = Log(job, self._bound_bytes, *ahead)
-        self.lines.hold(job)
 
     def name(self, log_id: bytes | None) -> str | None:
         """Return what people call a log: a job's name."""

@@ -21,7 +21,7 @@ from penstock.server.node.supply.snapshot_writer import SnapshotWriter
 from penstock.server.node.supply.worker_pool import WorkerPool
 from penstock.server.node.supply.worker_process import WorkerProcess
 from penstock.server.pipeline.line import far
-from penstock.server.pipeline.planner import is_seekable, seekable_sets
+from penstock.server.pipeline.planner import seekable_lanes
 from penstock.wire.errors import PenstockError
 
 _max_replay = operator.attrgetter("max_replay")
@@ -49,17 +49,10 @@ class LaneLines:
         self._pool, self._snapshots, self._life = pool, snapshots, life
         self._schedule, self._go_on = schedule, go_on
         self._numbers = itertools.count(1)  # unique in this process
-        self._seekable: dict[bytes, list[bool]] = {}  # by log and lane
-
-    def hold(self, job: Job) -> None:
-        """Take in a job."""
-        sets = seekable_sets(job)
-        of_lanes = [is_seekable(job, lane, sets) for lane in range(job.lanes)]
-        self._seekable[job.log_id] = of_lanes
 
     def seekable(self, job: Job, lane: int) -> bool:
         """Tell whether arithmetic leads to any plan of a lane: then its lines need no snapshots."""
-        return self._seekable[job.log_id][lane]
+        return seekable_lanes(job)[lane]
 
     def find(self, log: Log, lane: LaneState, offset: int) -> LineState | None:
         """Return the line of a lane that goes on to an offset; None = none is near."""
@@ -80,7 +73,7 @@ class LaneLines:
         job, offset, seekable = log.job, entry.key.offset, self.seekable(log.job, lane.lane)
         try:
             snapshot = None
-            if not seekable and offset >= job.snapshot_every:
+            if not seekable and offset:  # one that drained leaves some anywhere
                 snapshot = await self._snapshots.nearest(job.log_id, lane.lane, offset)
             base = snapshot.offset if snapshot is not None else 0
             line = lane.find_line(offset, offset + 1)

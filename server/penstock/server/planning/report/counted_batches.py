@@ -12,6 +12,7 @@ from penstock.server.job.role_set import RoleSet
 from penstock.server.planning.report.known_sizes import KnownSizes, collates_by_size
 from penstock.server.planning.report.misfits import refuse, worst
 from penstock.server.planning.report.totals import BatchTotals
+from penstock.server.roles.distinct_episodes import distinct_episodes
 from penstock.server.roles.filling import BatchColumns, BatchSizes, Misfit, Numbers
 
 CHUNK_SLOTS = 1 << 16
@@ -38,12 +39,16 @@ class Collected:
         ]
         self._columns: list[tuple[list[int], BatchColumns]] = []
         self._batches = 0
+        self._episodes: list[int] = []
         self._misfits: list[tuple[Misfit, int, int]] = []
 
     def add(self, plan: BatchPlan) -> None:
         """Count one."""
         chunk = self._chunks[plan.role_set]
         chunk.add(plan, self._batches)
+        if tables := chunk.roles.episode_tables:
+            items = (ref.item for row in plan.rows for ref in row)
+            self._episodes.append(distinct_episodes(tables, items))
         self._batches += 1
         if len(chunk.slots) >= CHUNK_SLOTS:
             self._count(chunk)
@@ -56,6 +61,8 @@ class Collected:
         """
         for chunk in self._chunks:
             self._count(chunk)
+        if self._episodes:
+            self.tally.of_episodes.add(np.array(self._episodes, np.int64))
         if self._misfits:
             every = [found for found, *_ in self._misfits]
             [(lane, offset), *_] = [at for found, *at in self._misfits if found is worst(every)]

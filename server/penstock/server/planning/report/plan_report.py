@@ -136,6 +136,7 @@ class PlanReport:
         batches, rows, samples: How many.
         packing: Tokens and padding; None = sizes are not known.
         of_rows, of_batches: How many samples a row has, and a batch.
+        of_episodes: From how many episodes a batch comes; None = from none.
         row_tokens: How many tokens a row has.
         lengths: The sizes of samples, a piece of a split one counted as one.
         bars: How many samples have which size.
@@ -173,6 +174,7 @@ class PlanReport:
     packing: Packing | None
     of_rows: Spread | None
     of_batches: Spread | None
+    of_episodes: Spread | None
     row_tokens: Spread | None
     lengths: Spread | None
     bars: Sequence[Bar]
@@ -224,6 +226,11 @@ class PlanReport:
             **({} if self.packing is None else self.packing.to_json()),
             "samples_per_row": _spread(self.of_rows),
             "samples_per_batch": _spread(self.of_batches),
+            **(
+                {}
+                if self.of_episodes is None
+                else {"episodes_per_batch": _spread(self.of_episodes)}
+            ),
             "tokens_per_row": _spread(self.row_tokens),
             "lengths": _spread(self.lengths),
             "length_histogram": [list(bar) for bar in self.bars],
@@ -364,6 +371,7 @@ def report_of(
         packing=packing,
         of_rows=tally.of_rows.spread(),
         of_batches=tally.of_batches.spread(),
+        of_episodes=tally.of_episodes.spread(),
         row_tokens=tally.row_tokens.spread() if sized else None,
         lengths=tally.lengths.spread() if sized else None,
         bars=tally.lengths.histogram() if sized else [],

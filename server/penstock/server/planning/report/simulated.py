@@ -33,7 +33,7 @@ from penstock.server.planning.report.known_sizes import (
     SizedSample,
     known_sizes,
 )
-from penstock.server.roles.distributors import MapDistributor
+from penstock.server.roles.distributors import WITH_EPOCHS
 from penstock.server.roles.samples import Sample, SampleSizes
 from penstock.wire.errors import InvalidJob
 
@@ -142,7 +142,7 @@ def _notes(
                 "lanes end an epoch after different numbers of batches: steps and costs leave out "
                 f"the last {beyond:,}, between which there are gaps"
             )
-        if any(not isinstance(roles.distributor, MapDistributor) for roles in job.role_sets):
+        if any(not isinstance(roles.distributor, WITH_EPOCHS) for roles in job.role_sets):
             yield "an epoch is taken to be as many draws as there are items"
     if SIZE in by:
         yield (

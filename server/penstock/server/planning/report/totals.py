@@ -38,6 +38,7 @@ class BatchTotals:
         of_rows: How many samples a row has.
         of_batches: How many samples a batch has.
         row_tokens: How many tokens a row has.
+        of_episodes: From how many episodes a batch comes, where it comes from any.
         measured: By measure, what a batch counts of it.
     """
 
@@ -45,6 +46,7 @@ class BatchTotals:
         self._fills, self._places, self._filled, self._padded = True, 0, 0, 0
         self.lengths, self.row_tokens = NumberCounts(), NumberCounts()
         self.of_rows, self.of_batches = NumberCounts(), NumberCounts()
+        self.of_episodes = NumberCounts()
         self.measured: dict[str, NumberCounts] = {}
 
     @property
@@ -164,7 +166,7 @@ class BatchTotals:
         return found
 
     def _numbers(self) -> tuple[NumberCounts, ...]:
-        return self.lengths, self.row_tokens, self.of_rows, self.of_batches
+        return self.lengths, self.row_tokens, self.of_rows, self.of_batches, self.of_episodes
 
     def _fill(self, filling: Filling | None) -> Misfit | None:
         if filling is None:

@@ -6,6 +6,7 @@
 | `mixture` | `MixtureDistributor` | parts by their weights, in items or tokens, in every lane |
 | `rank_partitioned` | `RankPartitionedDistributor` | parts by weights, each in lanes of its own |
 | `iterable` | `IterableDistributor` | every row of a stream once per epoch, by shards |
+| `episodes` | `EpisodesDistributor` | every frame once per epoch, from a pool of whole episodes |
 
 A distributor of your own is a subclass of `DataDistributor` with `draw(lane, lanes, k)`, a pure
 function: it knows no rank, worker or node, and its whole state is `k`. If draw k cannot be computed
@@ -13,6 +14,7 @@ from its number, it has `open(lane, lanes)`, which returns `LaneDraws` with a st
 """
 
 from penstock.server.roles.distributor import DataDistributor
+from penstock.server.roles.distributors.episodes import EpisodesDistributor
 from penstock.server.roles.distributors.iterable import IterableDistributor
 from penstock.server.roles.distributors.map import MapDistributor
 from penstock.server.roles.distributors.mixture import MixtureDistributor
@@ -21,13 +23,24 @@ from penstock.server.roles.distributors.shuffle import SHUFFLES
 
 BUILTIN_DISTRIBUTORS: dict[str, type[DataDistributor]] = {
     cls.type_name: cls
-    for cls in (IterableDistributor, MapDistributor, MixtureDistributor, RankPartitionedDistributor)
+    for cls in (
+        EpisodesDistributor,
+        IterableDistributor,
+        MapDistributor,
+        MixtureDistributor,
+        RankPartitionedDistributor,
+    )
 }
 """The built-in names that `type:` in a job file knows."""
+
+WITH_EPOCHS = (EpisodesDistributor, MapDistributor)
+"""Those that know how many draws an epoch has, which may be other than there are items."""
 
 __all__ = [
     "BUILTIN_DISTRIBUTORS",
     "SHUFFLES",
+    "WITH_EPOCHS",
+    "EpisodesDistributor",
     "IterableDistributor",
     "MapDistributor",
     "MixtureDistributor",

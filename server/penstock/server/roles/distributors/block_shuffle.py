@@ -1,9 +1,9 @@
 """A shuffle for storage in blocks: blocks in random order, dealt to groups, rows mixed in windows.
 
-The blocks of an epoch are permuted and laid in a line. The line is cut into as many segments as
-there are reading groups, so that each group has exactly its own draws of the epoch. Within a
-segment a window of `window_blocks` consecutive blocks slides on: every block gives an equal part of
-its rows to each window that it is in, and the rows of a window are permuted among themselves.
+The blocks of an epoch are dealt to the reading groups in segments (`DealtBlocks`), so that each
+group has exactly its own draws of the epoch. Within a segment a window of `window_blocks`
+consecutive blocks slides on: every block gives an equal part of its rows to each window that it is
+in, and the rows of a window are permuted among themselves.
 
 ```
 blocks of a segment     b0   b1   b2   b3            window_blocks = 2
@@ -13,10 +13,6 @@ window 2                     1/2  1/2                and from three where two wi
 window 3                          1/2  1/2
 window 4                               1/2
 ```
-
-A cut mostly falls into a block, and two groups read that block. Every other segment runs backwards,
-so that both come to it at the same time: at their beginning, or at their end. Where neighbouring
-groups are read by one process it is decoded once.
 """
 
 from __future__ import annotations
@@ -31,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.server.core.permutation import Permutation
+from penstock.server.roles.distributors.block_segments import DealtBlocks
 
 _WINDOWS = 4
 """Windows kept for each group: lanes of a group draw from one, or from two where they meet."""
@@ -78,15 +75,9 @@ class BlockOrder:
     ) -> None:
         self._seed, self._epoch, self._purpose = seed, epoch, purpose
         self._groups = groups
-        every = np.asarray(sizes, dtype=np.int64)
-        held = np.flatnonzero(every)  # no group reads an empty block
-        blocks = Permutation(len(held), seed, epoch, f"blocks {purpose}")
-        order = held[blocks.take(np.arange(len(held)))]
-        self._sizes = every[order]
-        self._items = (np.cumsum(every) - every)[order]
-        self._ends = np.cumsum(self._sizes)
-        self._length = int(every.sum())
-        whole = groups == 1 and window_blocks >= len(held)
+        self._dealt = DealtBlocks(sizes, groups, seed, epoch, purpose)
+        self._length = self._dealt.items
+        whole = groups == 1 and window_blocks >= len(self._dealt)
         # A window of one block gives the whole of it; so does the only window there is.
         self._parts = 1 if whole else window_blocks
         self._whole = whole
@@ -146,20 +137,9 @@ class BlockOrder:
         return made
 
     def _make_segment(self, slot: int) -> _Segment:
-        share, more = divmod(self._length, self._groups)
-        start = slot * share + min(slot, more)
-        stop = start + share + (slot < more)
-        first, last = np.searchsorted(self._ends, [start, stop - 1], side="right")
-        if stop == start:
-            last = first - 1
-        ends, sizes = self._ends[first : last + 1], self._sizes[first : last + 1]
-        begins = ends - sizes
-        counts = np.minimum(ends, stop) - np.maximum(begins, start)
-        items = self._items[first : last + 1] + np.maximum(begins, start) - begins
-        if slot % 2:
-            counts, items = counts[::-1], items[::-1]
+        items, counts = self._dealt.piece(slot)
         if self._whole:
-            return _Segment(items, counts, [stop - start])
+            return _Segment(items, counts, [int(counts.sum())])
         width, blocks = self._parts, len(counts)
         windows = np.zeros(blocks + width - 1, dtype=np.int64)
         for ahead in range(width):

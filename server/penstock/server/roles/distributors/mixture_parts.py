@@ -13,6 +13,7 @@ from penstock.common.nearest import hint
 from penstock.server.core.shares import exact
 from penstock.server.roles.distributor import DataDistributor, Target
 from penstock.server.roles.distributors.default_windows import SMALL_BYTES, default_groups
+from penstock.server.roles.distributors.episodes import EpisodesDistributor
 from penstock.server.roles.distributors.map import MapDistributor
 from penstock.server.roles.distributors.shuffle import Shuffle
 from penstock.server.roles.parameters import declared
@@ -294,8 +295,8 @@ def weights_of(parts: Sequence[MixturePart]) -> list[Fraction]:
 def _items(part: MixturePart) -> Fraction:
     total = 0
     for leaf in leaves(part.distributor):
-        if isinstance(leaf, MapDistributor):
-            total += leaf.items
+        if isinstance(leaf, MapDistributor | EpisodesDistributor):
+            total += leaf.epoch_draws(1)
             continue
         for name in leaf.drawn_from():
             source = leaf.sources[name]

@@ -34,13 +34,15 @@ class ItemOrder(Protocol):
         ...
 
 
-class _Unshuffled:
+class Unshuffled:
     """The order in which items lie."""
 
     def __getitem__(self, position: int) -> int:
+        """Return the position."""
         return position
 
     def take(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the positions."""
         return positions
 
 
@@ -133,7 +135,7 @@ class Shuffle:
 
     def _make_order(self, epoch: int) -> ItemOrder:
         if self._settled == "none":
-            return _Unshuffled()
+            return Unshuffled()
         if self._settled == "full":
             purpose = f"items {self._purpose}"
             return Permutation(self._drawn.items, self._seed, epoch, purpose)

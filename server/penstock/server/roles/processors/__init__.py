@@ -8,8 +8,11 @@
 * `picture_conversation.py`: conversations with pictures, with `picture_turns.py` (where these are)
   and `parts_template.py`; what becomes of a picture is in `penstock.server.media.families`.
 * `tokenizer_file.py`: what these share.
-* `image.py`: pictures to pixels, with `picture_transform.py` (a user's pipeline of transforms).
+* `image.py`: pictures to pixels, with `picture_transform.py` (a user's pipeline of transforms) and
+  `picture_sides.py` (how sizes are given).
+* `robot.py`: frames of robots' episodes to pixels of each camera.
 * `sound.py`: sound to arrays of points.
+* `video.py`: frames of videos to pixels.
 * `function_processor.py`: a user's function.
 """
 
@@ -28,8 +31,10 @@ _PLACES = {
     "FunctionProcessor": "function_processor",
     "IdentityProcessor": "identity",
     "ImageProcessor": "image",
+    "RobotProcessor": "robot",
     "SoundProcessor": "sound",
     "TokenizeProcessor": "tokenize",
+    "VideoProcessor": "video",
 }
 
 if TYPE_CHECKING:
@@ -38,8 +43,10 @@ if TYPE_CHECKING:
     from penstock.server.roles.processors.identity import IdentityProcessor
     from penstock.server.roles.processors.image import ImageProcessor
     from penstock.server.roles.processors.picture_conversation import ConversationProcessor
+    from penstock.server.roles.processors.robot import RobotProcessor
     from penstock.server.roles.processors.sound import SoundProcessor
     from penstock.server.roles.processors.tokenize import TokenizeProcessor
+    from penstock.server.roles.processors.video import VideoProcessor
 else:  # decoders of pictures and sounds are not loaded for jobs of text
     __getattr__ = lazy_names(__name__, _PLACES)
 
@@ -54,6 +61,8 @@ class _Builtins(Mapping[str, type[RawItemProcessor]]):
         "conversation": "ConversationProcessor",
         "image": "ImageProcessor",
         "sound": "SoundProcessor",
+        "robot": "RobotProcessor",
+        "video": "VideoProcessor",
     }
 
     def __getitem__(self, name: str) -> type[RawItemProcessor]:
@@ -77,6 +86,8 @@ __all__ = [
     "FunctionProcessor",
     "IdentityProcessor",
     "ImageProcessor",
+    "RobotProcessor",
     "SoundProcessor",
     "TokenizeProcessor",
+    "VideoProcessor",
 ]

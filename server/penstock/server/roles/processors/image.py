@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from penstock.server.media.geometry import CROPS, NONE, RESIZES, Extent, Geometry, Layout
+from penstock.server.media.geometry import CROPS, RESIZES, Extent, Geometry, Layout
 from penstock.server.media.image_header import ImageHeader, parse_header, read_header
 from penstock.server.media.medium import Medium
 from penstock.server.media.picture import DECODERS, MAX_BYTES, MAX_PIXELS, Decoding, in_order
@@ -17,6 +17,7 @@ from penstock.server.media.resize import FILTERS, KERNELS, load_kernel, resize
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.parameters import AtLeast, OneOf, declared
 from penstock.server.roles.processor import MediaProcessor
+from penstock.server.roles.processors.picture_sides import Sides, extent_of
 from penstock.server.roles.processors.picture_transform import TAKES, PictureTransform, Transform
 from penstock.server.roles.processors.tokenizer_file import no_column
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
@@ -36,23 +37,6 @@ class _Scale:
             raise InvalidJob(
                 f"{name} is {value!r}: write full, 2 (a JPEG is decoded at least twice as large as "
                 "it becomes) or 1 (at least as large)",
-                key=key,
-            )
-
-
-@dataclass(frozen=True)
-class _Sides:
-    """A number of pixels for both sides, or height and width."""
-
-    def check(self, name: str, value: Any, *, key: str, optional: bool) -> None:
-        """Refuse anything else."""
-        sides = value if isinstance(value, list | tuple) else [value]
-        if len(sides) not in (1, 2) or not all(
-            isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides
-        ):
-            raise InvalidJob(
-                f"{name} is {value!r}: give pixels, such as 224, or height and width, such as "
-                "[224, 320]",
                 key=key,
             )
 
@@ -183,9 +167,9 @@ class ImageProcessor(MediaProcessor):
     kernel: Annotated[str, OneOf(KERNELS)] = "pillow"
     filter: Annotated[str, OneOf(FILTERS)] = "bilinear"
     resize: Annotated[str | None, OneOf(RESIZES)] = None
-    resize_to: Annotated[int | Sequence[int] | None, _Sides()] = None
+    resize_to: Annotated[int | Sequence[int] | None, Sides()] = None
     crop: Annotated[str | None, OneOf(CROPS)] = None
-    crop_to: Annotated[int | Sequence[int] | None, _Sides()] = None
+    crop_to: Annotated[int | Sequence[int] | None, Sides()] = None
     crop_scale: Annotated[Sequence[float], _Range(1.0)] = (0.08, 1.0)
     crop_ratio: Annotated[Sequence[float], _Range(float("inf"))] = (3 / 4, 4 / 3)
     flip: Annotated[float, _Chance()] = 0.0
@@ -205,9 +189,9 @@ class ImageProcessor(MediaProcessor):
         self.decoding = Decoding(self.decoder, (red, green, blue), self.max_pixels, self.max_bytes)
         self.geometry = Geometry(
             self.resize,
-            _sides(self.resize_to),
+            extent_of(self.resize_to),
             self.crop,
-            _sides(self.crop_to),
+            extent_of(self.crop_to),
             (self.crop_scale[0], self.crop_scale[1]),
             (self.crop_ratio[0], self.crop_ratio[1]),
             self.flip,
@@ -374,14 +358,6 @@ class ImageProcessor(MediaProcessor):
         if self.layout == "CHW" and pixels.ndim == 3 and pixels.shape[2] == 3:
             pixels = pixels.transpose(2, 0, 1)
         return np.ascontiguousarray(pixels)
-
-
-def _sides(given: int | Sequence[int] | None) -> Extent:
-    if given is None:
-        return NONE
-    if isinstance(given, int):
-        return Extent(given, given)
-    return Extent(given[0], given[-1])
 
 
 def _check_together(processor: ImageProcessor) -> None:

@@ -1,0 +1,92 @@
+"""One frame of a video, as it is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.server.media.bad_video import BadVideo
+from penstock.server.media.video.conversion import (
+    RgbConversion,
+    UnsupportedPixels,
+    Yuv,
+    yuv420p,
+)
+from penstock.server.media.video.video_index import VideoIndex
+from penstock.wire.colours import Levels
+
+
+class DecodedFrame:
+    """A frame: its pixels are made when they are asked for, each time anew.
+
+    Args:
+        frame: Of PyAV; it is held, and not changed.
+        number: Which it is.
+        index: Of its video.
+        conversion: Makes RGB of frames of its video.
+
+    Attributes:
+        number: The same.
+        time_s: When it is shown, in seconds of the file's clock.
+        nbytes: Bytes of decoded planes that it holds.
+
+    Raises:
+        BadVideo: It has another size or format than the first one.
+    """
+
+    def __init__(
+        self, frame: Any, number: int, index: VideoIndex, conversion: RgbConversion
+    ) -> None:
+        self._frame, self._index, self._conversion = frame, index, conversion
+        self.number, self.time_s = number, float(index.times_s[number])
+        self.nbytes = sum(plane.buffer_size for plane in frame.planes)
+        size = (frame.height, frame.width) if index.turns % 2 else (frame.width, frame.height)
+        found = (*size, frame.format.name)
+        if found != (index.width, index.height, index.pixel_format):
+            raise BadVideo(
+                f"frame {number:,} is {found[0]} x {found[1]} of {found[2]}, and the first one "
+                f"{index.width} x {index.height} of {index.pixel_format}: write it anew in one size"
+            )
+
+    def rgb24(self) -> Levels:
+        """Return its pixels.
+
+        Returns:
+            uint8 (height, width, 3), contiguous.
+
+        Raises:
+            BadVideo: Its format is not known.
+        """
+        try:
+            pixels = self._conversion.rgb24(self._frame)
+        except UnsupportedPixels as error:
+            raise BadVideo(str(error)) from error
+        return np.ascontiguousarray(self._turned(pixels))
+
+    def yuv420p(self) -> Yuv:
+        """Return its planes of luma and chroma as they were decoded.
+
+        Returns:
+            uint8 (height, width), and twice half of that, rounded up.
+
+        Raises:
+            BadVideo: Its format is not one of these planes, or it is turned and its size is odd:
+                then samples of chroma do not lie in the middle of 2x2 of luma any more.
+        """
+        index = self._index
+        if (index.turns or index.mirrored) and (index.width % 2 or index.height % 2):
+            raise BadVideo(
+                f"it is {index.width} x {index.height} and turned when it is shown, and planes of "
+                "an odd size cannot be: take pixels: rgb24"
+            )
+        try:
+            planes = yuv420p(self._frame)
+        except UnsupportedPixels as error:
+            raise BadVideo(str(error)) from error
+        return Yuv(*(np.ascontiguousarray(self._turned(plane)) for plane in planes))
+
+    def _turned(self, pixels: Levels) -> Levels:
+        if self._index.mirrored:
+            pixels = pixels[:, ::-1]
+        return np.rot90(pixels, self._index.turns) if self._index.turns else pixels

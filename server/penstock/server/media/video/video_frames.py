@@ -1,0 +1,204 @@
+"""The open videos of a process, and the frames that were decoded last; both are bounded."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.server.media.medium import Medium
+from penstock.server.media.video.conversion import RgbConversion
+from penstock.server.media.video.decoded_frame import DecodedFrame
+from penstock.server.media.video.frame_decoder import FrameDecoder
+from penstock.server.media.video.video_index import VideoIndex
+
+HELD_FRAMES = 20
+"""Pictures that a decoder may hold by itself: 16 that others are coded from (ITU-T H.264, A.3.1),
+and those in work."""
+
+
+LEAST_CLOSED = 16
+"""Videos that are closed before their memory is collected: that takes some 20 ms."""
+
+
+@dataclass
+class FrameCounts:
+    """What was decoded, and what for.
+
+    Attributes:
+        hits: Calls that found their video open.
+        misses: Calls that opened it.
+        evictions: Videos that were closed to make room.
+        decoded: Frames that were decoded, wanted or not.
+        delivered: Frames that were asked for.
+        shared: Of these, such as were decoded for an earlier call.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    decoded: int = 0
+    delivered: int = 0
+    shared: int = 0
+
+
+class VideoFrames:
+    """Gives frames of videos by number; for one thread at a time.
+
+    Videos that were used last stay open, so that decoding goes on where it was. All frames that
+    were decoded last are held, also those that were only passed on the way from a key frame: so
+    windows that overlap share them, and so do the items of a batch, and of batches after it, that
+    want frames of one file. Which bytes a frame has depends on neither.
+
+    Args:
+        decoders: The most videos that are open, at least 1.
+        decoder_bytes: The most bytes that these take by estimate; one is always open.
+        frame_bytes: The most bytes of frames that are held for later calls; 0 = none.
+
+    Attributes:
+        counts: What was done so far.
+
+    Raises:
+        ValueError: A bound is none, or below what it must be.
+    """
+
+    def __init__(self, decoders: int, decoder_bytes: int, frame_bytes: int) -> None:
+        for name, bound, least in (
+            ("decoders", decoders, 1),
+            ("decoder_bytes", decoder_bytes, 1),
+            ("frame_bytes", frame_bytes, 0),
+        ):
+            if not isinstance(bound, int) or isinstance(bound, bool) or bound < least:
+                raise ValueError(f"{name} is {bound!r}: give a whole number, {least} or more")
+        self._most, self._most_bytes, self._frame_bytes = decoders, decoder_bytes, frame_bytes
+        self._open: OrderedDict[str, tuple[FrameDecoder, RgbConversion, int]] = OrderedDict()
+        self._open_bytes = 0
+        self._closed = 0  # since their memory was collected
+        self._held: OrderedDict[tuple[str, int], DecodedFrame] = OrderedDict()
+        self._held_bytes = 0
+        self.counts = FrameCounts()
+
+    def frames(
+        self, medium: Medium, index: VideoIndex, numbers: Sequence[int]
+    ) -> list[DecodedFrame]:
+        """Return frames in the order in which they are named; those named twice are one.
+
+        What must be decoded is, in one pass in presentation order.
+
+        Args:
+            medium: The file.
+            index: Its index.
+            numbers: Which.
+
+        Raises:
+            BadVideo: One is not there, or cannot be decoded.
+            BadItem, SourceUnavailable, SourceChanged: As `Medium.at`.
+        """
+        for number in numbers:
+            index.check_number(number)
+        key = video_key(medium, index)
+        found: dict[int, DecodedFrame] = {}
+        for number in dict.fromkeys(numbers):
+            if (held := self._held.get((key, number))) is not None:
+                self._held.move_to_end((key, number))
+                found[number] = held
+        self.counts.delivered += len(numbers)
+        self.counts.shared += sum(number in found for number in numbers)
+        if missing := sorted(set(numbers) - found.keys()):
+            found |= self._decoded(key, medium, index, missing)
+        return [found[number] for number in numbers]
+
+    def close(self) -> None:
+        """Close all videos, and release all frames."""
+        while self._open:
+            self._close(next(iter(self._open)))
+        self._held.clear()
+        self._held_bytes = 0
+
+    def __len__(self) -> int:
+        """Return how many videos are open."""
+        return len(self._open)
+
+    @property
+    def held_bytes(self) -> int:
+        """Return how many bytes of frames are held."""
+        return self._held_bytes
+
+    # --- decoding ---
+
+    def _decoded(
+        self, key: str, medium: Medium, index: VideoIndex, missing: list[int]
+    ) -> dict[int, DecodedFrame]:
+        decoder, conversion = self._opened(key, medium, index)
+        wanted, before = set(missing), decoder.decoded
+        found: dict[int, DecodedFrame] = {}
+        try:
+            for number, picture in decoder.frames(missing):
+                frame = DecodedFrame(picture, number, index, conversion)
+                if number in wanted:
+                    found[number] = frame
+                self._hold(key, frame)
+        except Exception:
+            self._close(key)  # nobody knows where it stands
+            raise
+        finally:
+            self.counts.decoded += decoder.decoded - before
+        return found
+
+    def _opened(
+        self, key: str, medium: Medium, index: VideoIndex
+    ) -> tuple[FrameDecoder, RgbConversion]:
+        if key in self._open:
+            self.counts.hits += 1
+            self._open.move_to_end(key)
+            return self._open[key][:2]
+        self.counts.misses += 1
+        takes = expected_bytes(index)
+        while self._open and (
+            len(self._open) >= self._most or self._open_bytes + takes > self._most_bytes
+        ):
+            self._close(next(iter(self._open)))
+            self.counts.evictions += 1
+        decoder = FrameDecoder(medium, index)
+        opened = self._open[key] = decoder, RgbConversion(index.colours), takes
+        self._open_bytes += takes
+        return opened[:2]
+
+    def _close(self, key: str) -> None:
+        decoder, _, takes = self._open.pop(key)
+        self._open_bytes -= takes
+        decoder.close()
+        # PyAV's containers and streams name each other, so that their decoders' pictures stay until
+        # Python looks for such rings, which it does once many more objects are there.
+        self._closed += 1
+        if self._closed >= max(self._most, LEAST_CLOSED):
+            self._closed = 0
+            del decoder
+            gc.collect()
+
+    def _hold(self, key: str, frame: DecodedFrame) -> None:
+        if frame.nbytes > self._frame_bytes or (key, frame.number) in self._held:
+            return
+        self._held[key, frame.number] = frame
+        self._held_bytes += frame.nbytes
+        while self._held_bytes > self._frame_bytes:
+            _, oldest = self._held.popitem(last=False)
+            self._held_bytes -= oldest.nbytes
+
+
+def video_key(medium: Medium, index: VideoIndex) -> str:
+    """Return what tells a video apart from others: its name, and its content as far as known.
+
+    An item that holds a video itself gives it no name of its own, so its bytes tell.
+    """
+    if type(medium).at is not Medium.at:
+        return f"{index.digest} {medium.name}"
+    return hashlib.blake2b(medium.read(), digest_size=16).hexdigest()
+
+
+def expected_bytes(index: VideoIndex) -> int:
+    """Return how many bytes an open video takes by estimate: pictures, its table, and buffers."""
+    picture = 3 * index.width * index.height * (2 if "le" in index.pixel_format else 1)
+    return HELD_FRAMES * picture + 100 * len(index.decoding_times) + (1 << 20)

@@ -1,0 +1,263 @@
+"""Frames of robots' episodes: what their cameras show, decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from penstock.common.nearest import hint
+from penstock.server.core.shown import shown
+from penstock.server.media.bad_video import BadVideo
+from penstock.server.media.image_header import parse_header
+from penstock.server.media.medium import Medium
+from penstock.server.media.picture import Decoding
+from penstock.server.media.video.decoded_frame import DecodedFrame
+from penstock.server.media.video.open_video import load_av
+from penstock.server.media.video.video_frames import VideoFrames
+from penstock.server.media.video.video_index import VideoIndex
+from penstock.server.media.video.video_indexes import VideoIndexes
+from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.parameters import AtLeast, OneOf, declared
+from penstock.server.roles.processor import MediaProcessor
+from penstock.server.roles.processors.video import PIXELS, RGB24
+from penstock.server.roles.samples import RawItem, Sample
+from penstock.wire.colours import COLOURS, PLANES
+from penstock.wire.errors import InvalidJob
+
+PAD = "_is_pad"
+_REFERENCE = ("bytes", "path", "dir", "offset", "length")
+
+
+class CameraView(NamedTuple):
+    """What a camera shows in an item: some frames of a video, or pictures.
+
+    Attributes:
+        camera: The key.
+        references: What names the media: one video, or each picture.
+        times: When in the video the frames are shown, in seconds; None = it is pictures.
+        is_window: Whether the item has a window of it.
+        where: What errors name: the episode and its frames.
+    """
+
+    camera: str
+    references: Sequence[Any]
+    times: Sequence[float] | None
+    is_window: bool
+    where: str
+
+
+@declared
+class RobotProcessor(MediaProcessor):
+    """Decode what cameras show: uint8 (height, width, 3), RGB, or (T, height, width, 3) of windows.
+
+    For items of the source `lerobot`: all their other keys go into the sample as they are. Frames
+    of videos are found by their times, and each is the frame that is shown then, whatever was
+    decoded before. Where many items are processed together, those of a file are decoded in one
+    pass; videos stay open, and frames that windows share are decoded once, as far as the bounds
+    below allow. These change no batch.
+
+    Args:
+        cameras: Which cameras to decode; None = all of an item. Others go into the sample as the
+            item has them.
+        pixels: `rgb24`; or `yuv420p`, the planes of videos as they were decoded, in half the bytes:
+            in place of a camera `CAMERA.y`, `CAMERA.u`, `CAMERA.v` and `CAMERA.colours`, as of the
+            processor `video`.
+        tolerance_s: How far from the wanted time a frame may be shown, in seconds; else the item is
+            bad. LeRobot's own reader has 0.0001, too.
+        decoders: The most videos that a worker keeps open. More save opening them anew where draws
+            mix many episodes; each takes some megabytes, and a handle.
+        decoder_bytes: The most bytes that these take, by estimate.
+        frame_bytes: The most bytes of decoded frames that a worker keeps for windows that overlap.
+        max_pixels: The most pixels of a picture that lies in the table; one with more is a bad
+            item.
+
+    Attributes:
+        frames: The open videos of this process.
+
+    Raises:
+        InvalidJob: A parameter makes no sense.
+    """
+
+    type_name: ClassVar[str] = "robot"
+    version: ClassVar[int | str | None] = 1
+    one_to_one: ClassVar[bool] = True
+    uses_global_rng: ClassVar[bool] = False
+    reads_whole: ClassVar[bool] = False
+
+    _: KW_ONLY
+    cameras: Sequence[str] | None = None
+    pixels: Annotated[str, OneOf(PIXELS)] = RGB24
+    tolerance_s: float = 1e-4
+    decoders: Annotated[int, AtLeast(1)] = 64
+    decoder_bytes: Annotated[int, AtLeast(1)] = 512 << 20
+    frame_bytes: Annotated[int, AtLeast(0)] = 256 << 20
+    max_pixels: Annotated[int, AtLeast(1)] = 64 << 20
+
+    def __post_init__(self) -> None:
+        if isinstance(self.cameras, str):
+            raise InvalidJob(f"cameras is {self.cameras!r}: give a list of names", key="cameras")
+        tolerance_s = self.tolerance_s
+        is_number = isinstance(tolerance_s, int | float) and not isinstance(tolerance_s, bool)
+        if not is_number or not 0 <= tolerance_s < 1:
+            raise InvalidJob(
+                f"tolerance_s is {shown(tolerance_s)}: give seconds, from 0 to less than 1",
+                key="tolerance_s",
+            )
+        self.frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes)
+        self._indexes = VideoIndexes()
+        self._pictures = Decoding("jpeg", (255, 255, 255), self.max_pixels, 4 * self.max_pixels)
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters that decide bytes."""
+        bounds = ("decoders", "decoder_bytes", "frame_bytes")
+        return {name: v for name, v in super().parameters().items() if name not in bounds}
+
+    def check_identity(self) -> None:
+        """Refuse a job where PyAV is missing, before any worker starts.
+
+        Raises:
+            InvalidJob: As `Role.check_identity`.
+            MissingExtra: The package av is not installed.
+        """
+        super().check_identity()
+        self.setup()
+
+    def setup(self) -> None:
+        """Load the decoder.
+
+        Raises:
+            MissingExtra: The package av is not installed.
+        """
+        load_av()
+
+    def check_columns(self, columns: Mapping[str, str]) -> None:
+        """Refuse items without a camera that is named.
+
+        Raises:
+            InvalidJob: Names the keys that there are.
+        """
+        for camera in self.cameras or ():
+            if camera not in columns:
+                raise InvalidJob(
+                    f"processor.cameras names {camera!r}, and the items have no such key: "
+                    f"{hint(camera, columns)}",
+                    key="processor.cameras",
+                )
+
+    def keys_of_samples(self, columns: Mapping[str, str] | None) -> Sequence[str] | None:
+        """Return the keys of items, which samples have too, where planes have none of their own."""
+        return list(columns) if columns is not None and self.pixels == RGB24 else None
+
+    # --- what an item shows ---
+
+    def references(self, raw: RawItem) -> Sequence[Any]:
+        """Return the media of all cameras, in the order of the item's keys.
+
+        Raises:
+            ValueError: It is not an item of a source of episodes.
+        """
+        return [reference for each in self._shown(raw) for reference in each.references]
+
+    def _shown(self, raw: RawItem) -> list[CameraView]:
+        if not isinstance(raw, Mapping):
+            raise ValueError(
+                f"the item is of type {type(raw).__name__}: the processor robot takes those of the "
+                "source lerobot"
+            )
+        found = []
+        for name, value in raw.items():
+            if self.cameras is not None and name not in self.cameras:
+                continue
+            is_window = name + PAD in raw
+            if isinstance(value, Mapping) and "times" in value:
+                where = f"episode {value.get('episode')}, frame "
+                where += ", ".join(map(str, value.get("frames", ())))
+                reference = {key: value[key] for key in _REFERENCE if key in value}
+                found.append(CameraView(name, [reference], value["times"], is_window, where))
+            elif _is_picture(value):
+                found.append(CameraView(name, [value], None, is_window, ""))
+            elif isinstance(value, list) and value and all(map(_is_picture, value)):
+                found.append(CameraView(name, value, None, is_window, ""))
+            elif self.cameras is not None:
+                raise ValueError(f"{name!r} is {shown(value)}: it is not a camera")
+        return found
+
+    # --- pixels ---
+
+    def process(self, raw: RawItem, context: ProcessContext) -> Sample:
+        """Return the item with pixels in the place of references.
+
+        Raises:
+            BadVideo: A video is damaged, or shows no frame at a time; names file, episode, frame
+                and camera.
+            BadPicture: A picture is damaged, or too large.
+        """
+        sample: Sample = {}
+        shown = {each.camera: each for each in self._shown(raw)}
+        media = iter(context.media)
+        for name, value in raw.items():
+            if (each := shown.get(name)) is None:
+                sample[name] = value
+            else:
+                own = [next(media) for _ in each.references]
+                sample.update(self._pixels(each, own))
+        return sample
+
+    def _pixels(self, each: CameraView, media: Sequence[Medium]) -> Sample:
+        """Return what a camera shows, under its key or those of its planes."""
+        if each.times is None:
+            return {each.camera: _joined(each, [self._picture(medium) for medium in media])}
+        [medium] = media
+        try:
+            index = self._indexes.of(medium)
+            numbers = [index.number_at(time_s, self.tolerance_s) for time_s in each.times]
+            frames = self.frames.frames(medium, index, numbers)
+            if self.pixels == RGB24:
+                return {each.camera: _joined(each, [frame.rgb24() for frame in frames])}
+            return _planes(each, frames, index)
+        except BadVideo as error:
+            raise BadVideo(f"{medium.name}, {each.camera}, {each.where}: {error}") from error
+
+    def process_batch(
+        self, raws: Sequence[RawItem], contexts: Sequence[ProcessContext]
+    ) -> list[Sample | Sequence[Sample] | None]:
+        """Return what `process` gives for each; items go in the order of their files and times.
+
+        So a video is decoded in one pass, whatever the order of draws.
+        """
+        found: list[Sample | Sequence[Sample] | None] = [None] * len(raws)
+        for at in sorted(range(len(raws)), key=lambda at: self._place(raws[at])):
+            found[at] = self.process(raws[at], contexts[at])
+        return found
+
+    def _place(self, raw: RawItem) -> tuple[str, float]:
+        for each in self._shown(raw):
+            if each.times is not None:
+                return str(each.references[0].get("path")), min(each.times)
+        return "", 0.0
+
+    def _picture(self, medium: Medium) -> np.ndarray:
+        data = medium.read()
+        return self._pictures.decode(data, parse_header(data, medium.name), medium.name)
+
+
+def _is_picture(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.keys() == {"bytes", "path"}
+
+
+def _joined(each: CameraView, pixels: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the pictures of a window as one array, or the only one."""
+    return np.stack(pixels) if each.is_window else pixels[0]
+
+
+def _planes(each: CameraView, frames: Sequence[DecodedFrame], index: VideoIndex) -> Sample:
+    planes = zip(*(frame.yuv420p() for frame in frames), strict=True)
+    sample: Sample = {
+        each.camera + end: _joined(each, plane) for end, plane in zip(PLANES, planes, strict=True)
+    }
+    colours = np.array([int(value) for value in index.colours], np.uint8)
+    sample[each.camera + COLOURS] = _joined(each, [colours] * len(frames))
+    return sample

@@ -1,0 +1,193 @@
+"""The `robot` processor: what cameras show, each frame the one that its number says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pictures
+import videos
+from penstock.server.core.refs import ItemRef
+from penstock.server.job.job import Job
+from penstock.server.media.bad_video import BadVideo
+from penstock.server.media.medium import HeldMedium
+from penstock.server.roles import ProcessContext, SimpleBatcher
+from penstock.server.roles.processors import RobotProcessor
+from penstock.server.sources import LerobotSource
+from penstock.server.testing import check_job
+from penstock.wire.errors import InvalidJob
+from robots import CAMERAS, HEIGHT, WIDTH, RobotFolder, frame_number, video_writer
+from videos import read_number
+
+FRONT, WRIST, _ = CAMERAS
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the videos of two cameras, whose episodes share files."""
+    robots = RobotFolder(cameras=CAMERAS[:2])
+    return robots.write(tmp_path_factory.mktemp("robot") / "robots", video_writer(robots.fps))
+
+
+def processed(
+    processor: RobotProcessor, root: Path, items: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return samples, made together, of media below a folder."""
+    contexts = []
+    for number, item in enumerate(items):
+        media = [
+            HeldMedium(each["path"], (root / each["path"]).read_bytes())
+            for each in processor.references(item)
+        ]
+        contexts.append(ProcessContext(ItemRef("main", number, 0), 7, media))
+    return processor.process_batch(items, contexts)  # type: ignore[return-value]
+
+
+def test_each_camera_shows_the_frame_of_its_item(root: Path) -> None:
+    """In any order of items, windowed or not; other keys stay."""
+    source = LerobotSource(str(root), delta_timestamps={FRONT: [-0.1, 0.0, 0.1]})
+    order = [26, 3, 11, 12, 0, 19, 7, 10]
+
+    items = source.fetch(order)
+    samples = processed(RobotProcessor(), root, items)
+
+    robots = RobotFolder()
+    for index, item, sample in zip(order, items, samples, strict=True):
+        assert list(sample) == list(item)
+        assert sample[FRONT].shape == (3, HEIGHT, WIDTH, 3)
+        assert sample[WRIST].shape == (HEIGHT, WIDTH, 3)
+        assert sample[FRONT].dtype == sample[WRIST].dtype == np.uint8
+        start = max(s for s in robots.starts if s <= index)
+        stop = min(s for s in robots.starts if s > index)
+        wanted = [min(max(i, start), stop - 1) for i in (index - 1, index, index + 1)]
+        assert [read_number(frame) for frame in sample[FRONT]] == wanted
+        assert read_number(sample[WRIST]) == frame_number(WRIST, index)
+        assert int(sample["index"]) == index
+
+
+def test_cameras_that_are_not_named_stay_references(root: Path) -> None:
+    [item] = LerobotSource(str(root)).fetch([5])
+
+    [sample] = processed(RobotProcessor(cameras=[WRIST]), root, [item])
+
+    assert read_number(sample[WRIST]) == frame_number(WRIST, 5)
+    assert sample[FRONT] == item[FRONT]
+
+
+def test_planes_take_the_place_of_a_camera(root: Path) -> None:
+    """Luma holds the number; the shapes are those of the window, or of one frame."""
+    [item] = LerobotSource(str(root), delta_timestamps={FRONT: [0.0, 0.1]}).fetch([11])
+
+    [sample] = processed(RobotProcessor(pixels="yuv420p"), root, [item])
+
+    assert FRONT not in sample
+    assert [read_number(plane) for plane in sample[f"{FRONT}.y"]] == [11, 12]
+    assert read_number(sample[f"{WRIST}.y"]) == frame_number(WRIST, 11)
+    assert sample[f"{FRONT}.u"].shape == (2, HEIGHT // 2, WIDTH // 2)
+    assert sample[f"{WRIST}.v"].shape == (HEIGHT // 2, WIDTH // 2)
+    assert sample[f"{FRONT}.colours"].shape == (2, 3)
+    assert sample[f"{WRIST}.colours"].shape == (3,)
+
+
+def test_windows_that_overlap_decode_each_frame_once(root: Path) -> None:
+    """All frames of an episode, with eight-step windows: as many are decoded as it has."""
+    steps = [k / 10 for k in range(8)]
+    source = LerobotSource(str(root), delta_timestamps={FRONT: steps}, episodes=[2])
+    processor = RobotProcessor(cameras=[FRONT])
+
+    processed(processor, root, source.fetch(range(9)))
+
+    counts = processor.frames.counts
+    assert counts.delivered == 9 * 8
+    assert counts.decoded <= 9 + 2  # and those on the way from the key frame before
+
+
+def test_an_error_names_file_episode_frame_and_camera(root: Path) -> None:
+    """A time that no frame is shown at, as where rate and video do not agree."""
+    [item] = LerobotSource(str(root)).fetch([8])
+    item[WRIST]["times"] = [item[WRIST]["times"][0] + 0.04]
+
+    with pytest.raises(BadVideo) as caught:
+        processed(RobotProcessor(), root, [item])
+
+    said = str(caught.value)
+    assert said.startswith(f"videos/{WRIST}/chunk-000/file-000.mp4, {WRIST}, episode 1, frame 1: ")
+    assert "no frame is shown at" in said
+    assert "0.04" in said
+    assert "tolerance_s is 0.0001" in said
+
+
+def test_a_video_that_is_damaged_is_named_with_the_frame(root: Path) -> None:
+    [item] = LerobotSource(str(root), features=[FRONT, "index"]).fetch([8])
+    data = (root / item[FRONT]["path"]).read_bytes()
+    context = ProcessContext(ItemRef("main", 0, 0), 7, [HeldMedium("front.mp4", data[:400])])
+
+    with pytest.raises(BadVideo, match=rf"front\.mp4, {FRONT}, episode 1, frame 1: "):
+        RobotProcessor().process(item, context)
+
+
+def test_pictures_in_the_table_are_decoded() -> None:
+    """Of a window several; PNG, so to the byte."""
+    photo = pictures.photograph(40, 30)
+    png = pictures.encoded(photo, "PNG")
+    held = {"bytes": png, "path": "frame.png"}
+    item = {"left": held, "right": [held, held], "right_is_pad": np.array([True, False])}
+    context = ProcessContext(ItemRef("main", 0, 0), 7, [HeldMedium("frame.png", png)] * 3)
+
+    sample = RobotProcessor().process(item, context)
+
+    assert np.array_equal(sample["left"], np.asarray(photo))
+    assert np.array_equal(sample["right"], np.stack([np.asarray(photo)] * 2))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"decoders": 0}, "decoders"),
+        ({"frame_bytes": -1}, "frame_bytes"),
+        ({"cameras": "front"}, "cameras is 'front': give a list of names"),
+        ({"tolerance_s": -1}, "tolerance_s is -1: give seconds"),
+    ],
+)
+def test_parameters_that_cannot_be_are_refused(parameters: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidJob, match=said):
+        RobotProcessor(**parameters)
+
+
+def test_a_camera_that_is_not_there_is_refused_by_name(root: Path) -> None:
+    source = LerobotSource(str(root))
+
+    with pytest.raises(InvalidJob, match=r"processor\.cameras names 'front', and the items"):
+        RobotProcessor(cameras=["front"]).check_columns(source.columns_of_items())
+
+
+def test_bounds_are_not_part_of_the_identity() -> None:
+    assert RobotProcessor(decoders=3).identity() == RobotProcessor().identity()
+    assert RobotProcessor(tolerance_s=0.01).identity() != RobotProcessor().identity()
+
+
+def test_every_offset_restores_exactly(root: Path) -> None:
+    """With one open video and no kept frames, too: neither decides a byte."""
+
+    def make() -> Job:
+        source = LerobotSource(str(root), delta_timestamps={FRONT: [0.0, 0.1]})
+        processor = RobotProcessor(decoders=1, frame_bytes=0)
+        return Job(source, processor=processor, batcher=SimpleBatcher(4), lanes=2, name="robots")
+
+    check_job(make, batches=6)
+
+
+def test_a_video_is_told_by_its_content_and_not_its_name() -> None:
+    """Items that hold their videos may all call them alike."""
+    films = [videos.written(videos.Film(frames=2, first=first)) for first in (10, 20)]
+    processor, found = RobotProcessor(), []
+    for film in films:
+        context = ProcessContext(ItemRef("main", 0, 0), 7, [HeldMedium("a.mp4", film)])
+        item = {"front": {"bytes": film, "path": "a.mp4", "times": [0.0]}}
+        found.append(read_number(processor.process(item, context)["front"]))
+
+    assert found == [10, 20]
