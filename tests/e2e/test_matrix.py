@@ -291,6 +291,7 @@ JOBS |= {
             **{"type": "lerobot", "root": "robots"},
             "delta_timestamps": {"action": [0, 0.1], robots.CAMERAS[0]: [-0.1, 0]},
         },
+        "distributor": {"type": "episodes", "pool": 2},
         "processor": {"type": "robot", "cameras": [*robots.CAMERAS[:2]]},
         "batch_size": 2,
     },

@@ -187,7 +187,7 @@ REFUSED_READS: list[tuple[dict[str, Any], type[PenstockError], str]] = [
     ({"log_id": bytes(32)}, JobChanged, "the reader expects log 000000000000"),
     ({"start": 2**63}, InvalidRequest, "positions go up to"),
     ({"job": "finite", "start": 12}, PastEnd, "holds 11 batches, 11 steps of 1"),
-    ({"start": 4 * 300, "horizon": 4 * 300 + 1}, PositionFar, "max_replay = 200"),
+    ({"start": 4 * 30_000, "horizon": 4 * 30_000 + 1}, PositionFar, "max_replay = 200"),
     ({"group": "nobody", "token": "t", "generation": 1}, UnknownGroup, "nobody"),
 ]
 
