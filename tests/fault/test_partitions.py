@@ -98,7 +98,7 @@ class Site:
 
     def verdicts(self, job: str) -> list[Any]:
         """Return the verdicts about items of a job, as the store has them."""
-        found: list[Any] = self._asked("quarantine", job, "list")["verdicts"]
+        found: list[Any] = self._asked("quarantine", job, "list")
         return found
 
     def _asked(self, command: str, *arguments: str) -> Any:
@@ -334,7 +334,7 @@ def test_a_node_that_is_cut_from_the_store_writes_no_verdict(site: Site) -> None
         reader.take(STEP)
         site.machines[0].loses("OUTPUT", "-d", site.store.address)
         eventually(
-            lambda: reader.take_some(1.0) == 0 and " is store for " in reader.rank.errors(),
+            lambda: reader.take_some(1.0) == 0 and " is waiting for the store for " in reader.rank.errors(),
             DEADLINE_S, "it waits for the store",
         )  # fmt: skip
         before = site.verdicts("sized")
