@@ -333,8 +333,9 @@ def test_a_node_that_is_cut_from_the_store_writes_no_verdict(site: Site) -> None
     try:
         reader.take(STEP)
         site.machines[0].loses("OUTPUT", "-d", site.store.address)
+        why = " is waiting for the store for "
         eventually(
-            lambda: reader.take_some(1.0) == 0 and " is waiting for the store for " in reader.rank.errors(),
+            lambda: reader.take_some(1.0) == 0 and why in reader.rank.errors(),
             DEADLINE_S, "it waits for the store",
         )  # fmt: skip
         before = site.verdicts("sized")
