@@ -386,14 +386,16 @@ def test_a_start_without_a_node_is_refused_and_names_each() -> None:
 
 
 def test_dead_addresses_are_all_named() -> None:
+    """A busy machine may need more than one short deadline to have asked 40 of them."""
     dead = [closed_port() for _ in range(40)]
-    with (
-        Loader(dead, "code", **{**READ, "deadline_s": 2.0}) as loader,
-        pytest.raises(Unreachable) as caught,
-    ):
-        loader.state_dict()
+    with Loader(dead, "code", **{**READ, "deadline_s": 2.0}) as loader:
 
-    assert all(address in caught.value.message for address in dead)
+        def are_named() -> bool:
+            with pytest.raises(Unreachable) as caught:
+                loader.state_dict()
+            return all(address in caught.value.message for address in dead)
+
+        wait_until(are_named, "every address is named", 60.0)
 
 
 def test_of_a_node_that_breaks_the_others_that_are_read_are_not_asked(
