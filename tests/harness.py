@@ -31,7 +31,7 @@ from penstock.wire.errors import PenstockError
 from penstock.wire.sent_errors import ERROR_METADATA_KEY, decode_error
 from penstock.wire.v1 import cursors_pb2_grpc, feed_pb2, feed_pb2_grpc
 
-START_DEADLINE_S = 60.0
+START_DEADLINE_S = 180.0
 READ_DEADLINE_S = 60.0
 
 ENVIRONMENT = {

@@ -3,7 +3,7 @@
 Each reader is a process, forked of one that has imported the client; it takes a batch a second and
 commits nothing. The idle streams, each on a connection of its own, accept nothing. Memory is the
 private memory of a node's processes, or of all readers, every 5 seconds; its slope is that of least
-squares. Statements are those that PostgreSQL logs, with BEGIN and COMMIT. `BENCH_IDLE_S` (300) says
+squares. Statements are those that PostgreSQL logs, with BEGIN and COMMIT. `BENCH_IDLE_S` (120) says
 for how long both are watched, first while readers read, then, for a third of it, while nobody does.
 """
 
@@ -28,7 +28,7 @@ from support import HERE, constant, postgresql, table
 from penstock.client import Loader
 
 COUNT, READERS, STREAMS, LOOK_S, WARM_S = 3, 64, 1024, 5.0, 30.0
-WATCHED_S = float(os.environ.get("BENCH_IDLE_S", "300"))
+WATCHED_S = float(os.environ.get("BENCH_IDLE_S", "120"))
 
 STATEMENT = re.compile(r"LOG:  (?:execute [^:]*|statement): (.*)")
 

@@ -10,7 +10,7 @@ import time
 from functools import partial
 from typing import Any
 
-from several_nodes import cpu_s, database_processes, nodes, ranks
+from several_nodes import ROUNDS, cpu_s, database_processes, nodes, ranks
 from support import around, compare, corpus, interleaved, ratio, table
 
 READERS, WARM, STEPS = 8, 20, 80
@@ -46,7 +46,8 @@ def run(url: str) -> None:
             ONE: partial(_round, url, job, 1, 2),
             TWO: partial(_round, url, job, 2, 1),
             TWICE: partial(_round, url, job, 2, 2),
-        }
+        },
+        ROUNDS,
     )
     compare(
         f"CPU for each batch of 8,192 tokens, {READERS} ranks, ms",

@@ -19,14 +19,14 @@ from os import environ
 
 import grpc
 import numpy as np
-from several_nodes import Ranks, nodes, ranks
+from several_nodes import ROUNDS, Ranks, nodes, ranks
 from support import HERE, Results, compare, constant, interleaved, middle, ranged, ratio, table
 
 from penstock.wire import PROTOCOL
 from penstock.wire.v1 import cursors_pb2, cursors_pb2_grpc
 
 RATE, COMMITTERS, READERS = 1000, 256, 4
-STEP_S, LEG_S = 0.02, float(environ.get("BENCH_LEG_S", "15"))
+STEP_S, LEG_S = 0.02, float(environ.get("BENCH_LEG_S", "6"))
 
 ALONE, SAME, OTHER = "no commits", "commits through this node", "commits through the other node"
 
@@ -47,7 +47,7 @@ def run(url: str) -> None:
                 SAME: partial(_leg, reading, step_s, served.addresses[0]),
                 OTHER: partial(_leg, reading, step_s, served.addresses[1]),
             }
-            _print(title, interleaved(ways))
+            _print(title, interleaved(ways, ROUNDS))
 
 
 def _print(title: str, results: Results) -> None:

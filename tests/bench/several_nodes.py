@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
 import subprocess
@@ -29,6 +30,9 @@ MADE, READ, DRAWN = (
     "penstock_source_drawn_bytes_total",
 )
 """Counters of a node that `Nodes.counted` adds up."""
+
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
+"""Of what starts nodes for each round: with six of them a table takes longer than five minutes."""
 
 QUIET_S = 2.0
 """Nothing more is made when nothing was made for so long."""

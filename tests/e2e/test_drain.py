@@ -31,7 +31,8 @@ def big(raw):
     return {"x": np.full(1 << 22, raw["n"])}
 """
 
-DRAIN_S = 5.0
+DRAIN_S = {"nothing": 20.0, "all": 5.0}
+"""Where nothing hangs the node waits for nothing, but may get little of a busy machine."""
 
 SLACK_S = 2.0
 """How long the end of an interpreter may take on a machine that does much else."""
@@ -41,6 +42,7 @@ SLACK_S = 2.0
 def test_the_whole_shutdown_fits_the_time_to_drain(tmp_path: Path, hang: str) -> None:
     """A hung item, a reader that stopped reading and an idle scraper cost no more than that."""
     (tmp_path / "roles.py").write_text(ROLES)
+    drain_s = DRAIN_S[hang]
     job = {
         "source": {"type": "items", "items": [{"n": n} for n in range(12)]},
         "lanes": 2,
@@ -53,7 +55,7 @@ def test_the_whole_shutdown_fits_the_time_to_drain(tmp_path: Path, hang: str) ->
     if hang == "nothing":
         (tmp_path / "go").touch()
     file = write_job_file(
-        tmp_path / "penstock.yaml", jobs, workers=2, drain_seconds=DRAIN_S, metrics="127.0.0.1:0"
+        tmp_path / "penstock.yaml", jobs, workers=2, drain_seconds=drain_s, metrics="127.0.0.1:0"
     )
     with serving(file) as server:
         stalled = server.read("big", horizon=8)  # 256 MB that nobody takes
@@ -75,6 +77,6 @@ def test_the_whole_shutdown_fits_the_time_to_drain(tmp_path: Path, hang: str) ->
         hung.cancel()
 
     assert code == 0
-    assert stopped["took_s"] < DRAIN_S - 0.7, stopped["stages_s"]
-    assert took_s < DRAIN_S + SLACK_S, stopped["stages_s"]
+    assert stopped["took_s"] < drain_s - 0.7, stopped["stages_s"]
+    assert took_s < drain_s + SLACK_S, stopped["stages_s"]
     assert set(stopped["stages_s"]) == {"drain", "port", "metrics", "workers", "store"}

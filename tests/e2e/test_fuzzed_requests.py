@@ -9,6 +9,7 @@ import collections
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -55,7 +56,17 @@ A_BUG = {"UNKNOWN", "INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("fuzzed")
+    """A node that those with a token ask, too."""
+    yield from _serve(tmp_path_factory.mktemp("fuzzed"))
+
+
+@pytest.fixture(scope="module")
+def strangers_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A node of strangers alone: events of others are summed up in its log seconds later."""
+    yield from _serve(tmp_path_factory.mktemp("strangers"))
+
+
+def _serve(folder: Path) -> Iterator[Server]:
     token = {"name": "boss", "sha256": hash_of("good"), "scopes": ["admin", "read+text"]}
     (folder / "tokens.yaml").write_text(yaml.safe_dump({"tokens": [token]}))
     file = write_job_file(folder / "penstock.yaml", {"small": JOB}, tokens="tokens.yaml")
@@ -108,9 +119,10 @@ def ask(node: Server, method: str, message: bytes, token: str | None) -> str:
 
 @pytest.mark.parametrize("token", [None, "bad", "good"])
 def test_damaged_requests_are_answered_and_cost_nothing(
-    node: Server, draw: random.Random, token: str | None
+    request: pytest.FixtureRequest, draw: random.Random, token: str | None
 ) -> None:
     """Strangers are told that they are, whatever they send; nobody finds a bug."""
+    node: Server = request.getfixturevalue("node" if token == "good" else "strangers_node")
     assert set(REQUESTS) == set(NEEDS)
     assert ask(node, "Feed/Describe", REQUESTS["Feed/Describe"].SerializeToString(), "good") == "OK"
     before, lines = took(node.process.pid), len(node.lines)

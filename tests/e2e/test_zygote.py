@@ -22,7 +22,7 @@ from harness import ENVIRONMENT
 from invariants import eventually
 from penstock.server.node.node import Node
 from penstock.server.process.environment import FIXED
-from penstock.server.processes.start import Process, program_environment, start
+from penstock.server.processes.start import Process, await_zygote, program_environment, start
 from penstock.server.store.in_memory import MemoryStore
 from penstock.wire.errors import Internal
 
@@ -165,6 +165,25 @@ def test_a_zygote_that_dies_ends_no_other_and_is_replaced(
         assert started.process.poll() is None
         assert zygotes() != [zygote]
         assert "the process that starts workers has ended with status -9" in caplog.text
+
+
+def test_a_zygote_that_does_not_answer_is_said_and_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where it was stopped, or the machine does too much else; the next start has another."""
+    with reported_by() as (started, _):
+        [zygote] = zygotes()
+        os.kill(zygote, signal.SIGSTOP)
+        monkeypatch.setattr("penstock.server.processes.start.LOADED_S", 0.2)
+        with pytest.raises(TimeoutError, match="has not answered within 0 s, so it is stopped"):
+            await_zygote()
+        monkeypatch.undo()
+
+        with reported_by() as (_, told):
+            assert told["parent"] == os.getpid()
+
+        assert started.process.poll() is None
+        assert zygotes() != [zygote]
 
 
 def test_threads_may_ask_at_the_same_time() -> None:

@@ -1,4 +1,7 @@
-"""Jobs of several nodes whose items fail, are repaired, or end every worker that reads them."""
+"""Jobs of several nodes whose items fail, are repaired, or end every worker that reads them.
+
+Those of `whole` do not fail.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,13 @@ class Fails(RawItemProcessor):
             os._exit(9)  # as a library does that runs into its own damage
         if raw["n"] % BAD_EVERY == BAD_AT and not (HERE / "repaired").exists():
             raise ValueError(f"item {raw['n']} is damaged")
+
+
+class Whole(Fails):
+    """Nothing fails, so no verdict is needed."""
+
+    def check(self, raw):
+        pass
 
 
 class FailsSized(Fails):
@@ -81,6 +91,7 @@ def write_jobs(folder: Path, data: Path, *, lanes: int = LANES, **server: Any) -
     jobs = {
         "drawn": {**common, "processor": {"type": "./roles.py:Fails"}},
         "sized": {**common, "processor": {"type": "./roles.py:FailsSized"}},
+        "whole": {**common, "processor": {"type": "./roles.py:Whole"}},
     }
     return write_job_file(
         folder / "jobs.yaml", jobs, **{"ready_bytes": "256 KiB", "snapshot_seconds": 0.1, **server}

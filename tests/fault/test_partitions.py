@@ -7,9 +7,14 @@ nothing at all.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
+import select
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,24 +81,74 @@ class Site:
         for machine in [self.store, *self.machines, *self.readers]:
             machine.loses_nothing()
 
-    def rank(self, name: str, machine: Machine, *arguments: str, target: str = "") -> Rank:
+    def rank(
+        self, name: str, machine: Machine, *arguments: str, target: str = "", job: str = JOB
+    ) -> Rank:
         """Start a reader on a machine."""
         return Rank(
             target or self.target,
             self.folder / f"{name}.jsonl",
-            *[JOB, "--json", "--batches-per-step", str(STEP), *arguments],
+            *[job, "--json", "--batches-per-step", str(STEP), *arguments],
             within=machine.within,
         )
 
     def cursor(self, group: str) -> int:
         """Return a group's cursor, as the store has it."""
-        command = ["penstock.client.cli", "cursors", self.nodes[1].address, JOB, "show"]
+        return int(self._asked("cursors", JOB, "show", "--group", group)["cursor"])
+
+    def verdicts(self, job: str) -> list[Any]:
+        """Return the verdicts about items of a job, as the store has them."""
+        found: list[Any] = self._asked("quarantine", job, "list")
+        return found
+
+    def _asked(self, command: str, *arguments: str) -> Any:
+        """Return what a command prints that asks a node whose links are whole."""
+        node = self.nodes[1].address
         done = run_command(
-            [*command, "--group", group, "--json"],
+            ["penstock.client.cli", command, node, *arguments, "--json"],
             within=self.machines[1].within,
         )
         assert done.returncode == 0, done.stderr
-        return int(json.loads(done.stdout)["cursor"])
+        return json.loads(done.stdout)
+
+
+class PacedReader:
+    """A reader without a group that reads no further than its lines are taken.
+
+    They go through a pipe of a page, so that it waits in the middle of a line otherwise.
+
+    Args:
+        site: Where it reads.
+        name: Of its files.
+        machine: Where it runs.
+        target: What it reads from.
+        job: Which job.
+    """
+
+    def __init__(self, site: Site, name: str, machine: Machine, target: str, job: str) -> None:
+        path = site.folder / f"{name}.jsonl"
+        os.mkfifo(path)
+        self._lines = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.fcntl(self._lines, fcntl.F_SETPIPE_SZ, 4096)
+        self.rank = site.rank(name, machine, target=target, job=job)
+
+    def take(self, count: int) -> None:
+        """Take so many lines, or some more."""
+        end = time.monotonic() + DEADLINE_S
+        while count > 0:
+            assert time.monotonic() < end, f"{count} lines are missing: {self.rank.errors()}"
+            count -= self.take_some(1.0)
+
+    def take_some(self, wait_s: float) -> int:
+        """Take the lines that are there, or come soon; return how many."""
+        assert self.rank.process.poll() is None, self.rank.errors()
+        ready, _, _ = select.select([self._lines], [], [], wait_s)
+        return os.read(self._lines, 4096).count(b"\n") if ready else 0
+
+    def close(self) -> None:
+        """End it."""
+        self.rank.kill()
+        os.close(self._lines)
 
 
 class SiteGroup:
@@ -241,36 +296,56 @@ def test_a_reader_that_is_cut_from_all_nodes_waits_and_goes_on_exactly(
 def test_a_node_that_is_cut_from_the_store_serves_on_for_a_minute(
     site: Site, group: SiteGroup
 ) -> None:
-    """It refuses commits; then it serves no attempt any more, and those without a group as ever."""
+    """It refuses commits; then it serves no attempt any more, and those without a group go on."""
     cut, lonely = site.nodes[0], site.machines[0]
     commits = ["--commit", "--group", "lonely", "--attempt", "t", "--timeout", "60"]
-    reader = site.rank("ephemeral", site.readers[0], target=cut.address)
-    member = site.rank("lonely", site.readers[1], *commits, target=cut.address)
+    reader = PacedReader(site, "ephemeral", site.readers[0], cut.address, "whole")
+    member = site.rank("lonely", site.readers[1], *commits, target=cut.address, job="whole")
     try:
-        for rank in (reader, member):
-            eventually(lambda rank=rank: read(rank) > STEP, DEADLINE_S, "it reads")
+        reader.take(STEP)
+        eventually(lambda: read(member) > STEP, DEADLINE_S, "it reads")
         lonely.loses("OUTPUT", "-d", site.store.address)
 
         assert member.wait(DEADLINE_S) == 1
         assert "[store_unavailable]" in member.errors(), member.errors()
-        before = read(reader)
         why = f"{cut.address} is left"
         group.waits_until(
             lambda: all(why in rank.errors() for rank in group.ranks), "ranks leave the node"
         )
         for rank in group.ranks:
             assert "has not reached the store for" in rank.errors(), rank.errors()
-        eventually(lambda: read(reader) > before, DEADLINE_S, "who is in no group reads on")
+        reader.take(20 * STEP)  # below what the node has told others that it plans
         group.progress("ranks read from the others")
-        assert reader.process.poll() is None, reader.errors()
     finally:
-        reader.kill()
+        reader.close()
         member.kill()
     site.mend()
     group.progress("ranks read on")
 
     assert group.end() > 0
     assert SILENT_S < UNCHECKED_S  # a reader leaves a node that refuses it after so long
+
+
+def test_a_node_that_is_cut_from_the_store_writes_no_verdict(site: Site) -> None:
+    """Its readers wait at the first item that fails, and are told for what; then they go on."""
+    cut = site.nodes[0]
+    reader = PacedReader(site, "judged", site.readers[0], cut.address, "sized")
+    try:
+        reader.take(STEP)
+        site.machines[0].loses("OUTPUT", "-d", site.store.address)
+        why = " is waiting for the store for "
+        eventually(
+            lambda: reader.take_some(1.0) == 0 and why in reader.rank.errors(),
+            DEADLINE_S, "it waits for the store",
+        )  # fmt: skip
+        before = site.verdicts("sized")
+
+        site.mend()
+        reader.take(20 * STEP)
+
+        assert len(site.verdicts("sized")) > len(before)
+    finally:
+        reader.close()
 
 
 @pytest.mark.parametrize("how", ["fast", "immediate"])

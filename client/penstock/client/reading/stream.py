@@ -237,7 +237,7 @@ class OpenStream:
 
 def _describe_waiting(message: feed_pb2.Waiting) -> str:
     item = f", item {message.item}" if message.item else ""
+    stage = "waiting for the store" if message.stage == "store" else message.stage
     return (
-        f"lane {message.lane}, offset {message.offset} is {message.stage} "
-        f"for {message.since_s:.0f} s{item}"
+        f"lane {message.lane}, offset {message.offset} is {stage} for {message.since_s:.0f} s{item}"
     )

@@ -39,8 +39,11 @@ from penstock.server.processes.shared_memory import sealed_memory
 
 logger = logging.getLogger("penstock")
 
-ANSWER_S = 60.0
-"""How long a zygote may take to fork, its imports included: one that was stopped never does."""
+ANSWER_S, LOADED_S = 60.0, 120.0
+"""How long a zygote may take to fork, and to do its imports: one that was stopped never does.
+
+The former holds the server process up. The latter took more than a minute on two cores at a load
+of 25 (2026-11-28)."""
 
 END_S = 2.0
 """How long a zygote whose socket has closed may take to end by itself."""
@@ -209,7 +212,7 @@ def await_zygote() -> None:
     with _asking:
         zygote = _current()
         try:
-            zygote.ask(LOADED, ())
+            zygote.ask(LOADED, (), LOADED_S)
         except ConnectionError:
             zygote.await_end()
             raise
@@ -235,7 +238,6 @@ class _Zygote:
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         self.environment, self.owner, self.was_killed = environment, os.getpid(), False
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.settimeout(ANSWER_S)
         command = [sys.executable, "-P", "-m", "penstock.server.processes.zygote"]
         try:
             with theirs, _without_signals():
@@ -255,12 +257,18 @@ class _Zygote:
         """Return how it has ended; None = it has not."""
         return self._process.poll()
 
-    def ask(self, request: bytes, fds: Sequence[int]) -> int:
+    def ask(self, request: bytes, fds: Sequence[int], within_s: float = ANSWER_S) -> int:
         """Return the answer to a request: the process id of a new child, where it is for one.
 
+        Args:
+            request: What is wanted.
+            fds: Descriptors that the child has.
+            within_s: How long that may take.
+
         Raises:
-            OSError: There is none, for the reason that the system gives.
+            OSError: There is none, for the reason that the system gives, or in time.
         """
+        self._socket.settimeout(within_s)
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
         try:
             with _taking_orphans():
@@ -268,6 +276,12 @@ class _Zygote:
                 answer = self._socket.recv(64)
         except ConnectionError:
             answer = b""
+        except TimeoutError as error:
+            self.close()
+            raise TimeoutError(
+                f"the process that forks them has not answered within {within_s:.0f} s, so it is "
+                "stopped, or the machine is overloaded: look at its load, then start again"
+            ) from error
         except BaseException:
             # An answer may still come, which nobody would take for that of the next request.
             self.close()
