@@ -109,9 +109,7 @@ class RobotProcessor(MediaProcessor):
                 key="tolerance_s",
             )
         check_decoder(self.decoder, self.pixels)
-        self.frames = VideoFrames(
-            self.decoders, self.decoder_bytes, self.frame_bytes, self.decoder
-        )
+        self.frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes, self.decoder)
         self._indexes = VideoIndexes()
         self._pictures = Decoding("jpeg", (255, 255, 255), self.max_pixels, 4 * self.max_pixels)
 

@@ -88,11 +88,11 @@ class VideoProcessor(MediaProcessor):
     """Make `video` of a video's frames: uint8 (frames, height, width, 3), RGB.
 
     H.264, HEVC, VP9, AV1, MPEG-4 and MJPEG in mp4, mkv, webm and avi are decoded by PyAV, which the
-    extra `video` installs, or by torchcodec. A frame's number is its place in the order in which frames are shown,
-    from 0; what it is does not depend on what else is read. Frames are turned as the file says.
-    Which frames an item has is said by `numbers`, `times`, `fps` or `nframes`; without any, it has
-    all. Beside them the sample has `frame_numbers`, int64 (frames,), and `frame_times`, float64
-    (frames,): when each is shown, in seconds of the file's clock.
+    extra `video` installs, or by torchcodec. A frame's number is its place in the order in which
+    frames are shown, from 0; what it is does not depend on what else is read. Frames are turned as
+    the file says. Which frames an item has is said by `numbers`, `times`, `fps` or `nframes`;
+    without any, it has all. Beside them the sample has `frame_numbers`, int64 (frames,), and
+    `frame_times`, float64 (frames,): when each is shown, in seconds of the file's clock.
 
     Its size is its number of frames, known from an index of the file, which is made by reading it
     once without decoding it, and kept for later starts. Beside it counts `frames` and `pixels`.
