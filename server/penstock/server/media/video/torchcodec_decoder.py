@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ from penstock.server.media.video.video_index import VideoIndex
 from penstock.wire.colours import Levels
 
 PYAV_INSTEAD = "take decoder: pyav"
+
+_SOURCE = re.compile(r"^\w+, \S+:\d+, ")
+"""What its errors begin with: a function, and a line of its source."""
 
 
 class RgbFrame(DecodedFrame):
@@ -153,5 +157,5 @@ def _mappings(index: VideoIndex) -> str:
 
 def _said(error: Exception) -> str:
     """Return what an error of torchcodec says, as a sentence's part."""
-    text = str(error).partition("\n")[0].rstrip(".")
+    text = _SOURCE.sub("", str(error).partition("\n")[0]).rstrip(".")
     return f"it is damaged, or cut off; torchcodec says: {text[:300]}"
