@@ -1,6 +1,6 @@
 """Windows of three cameras from a folder of episodes: items and windows in a CPU second.
 
-Twelve episodes of 40 frames, 640 x 480 at 10 frames a second, three cameras, H.264 with a key frame
+Six episodes of 40 frames, 640 x 480 at 10 frames a second, three cameras, H.264 with a key frame
 every 2nd; an item has a window of 8 frames of each camera. `at random` draws items over the whole
 folder, so that windows rarely overlap; `in order` takes every 4th frame of an episode, so that half
 of a window's frames are also in the next one. Every way makes uint8 RGB, but for LeRobot's readers,
@@ -36,9 +36,11 @@ from penstock.server.sources import LerobotSource
 from penstock.wire.errors import MissingExtra
 from robots import CAMERAS, RobotFolder, video_writer
 
-EPISODES, LENGTH, STEPS, ITEMS, BATCH = 12, 40, 8, 32, 8
-FOLDER = RobotFolder(lengths=(LENGTH,) * EPISODES)
-WINDOWS = {name: [step / FOLDER.fps for step in range(STEPS)] for name in CAMERAS}
+EPISODES, LENGTH, STEPS, ITEMS, BATCH = 6, 40, 8, 16, 8
+# All in one file of each camera, and windows of the past: LeRobot's streaming reader (0.4.4) takes a
+# frame's number for its time in the file, and asks for one after the last where a window ends there.
+FOLDER = RobotFolder(lengths=(LENGTH,) * EPISODES, tables=(EPISODES,) * 3)
+WINDOWS = {name: [(step - STEPS + 1) / FOLDER.fps for step in range(STEPS)] for name in CAMERAS}
 
 
 def run() -> None:
@@ -48,7 +50,7 @@ def run() -> None:
         FOLDER.write(root, video_writer(FOLDER.fps, width=640, height=480))
         draws = random.Random(SEED)
         _print("at random", root, [draws.randrange(FOLDER.frames) for _ in range(ITEMS)])
-        _print("in order, every 4th", root, [*range(0, LENGTH - STEPS, STEPS // 2)])
+        _print("in order, every 4th", root, [*range(STEPS, LENGTH, STEPS // 2)])
 
 
 def _print(what: str, root: Path, order: Sequence[int]) -> None:
@@ -90,8 +92,9 @@ def _ours(root: Path, order: Sequence[int], decoder: str) -> Mapping[str, float]
     source = LerobotSource(str(root), delta_timestamps=WINDOWS)
     items = source.fetch(order)
     reader = MediaReader(MediaFiles(dir=str(root)))
-    RobotProcessor(decoder=decoder).process_batch(*_batch(reader, items))  # makes the indexes
     processor = RobotProcessor(decoder=decoder)
+    processor.process_batch(*_batch(reader, items[:1]))  # indexes are made, and files are open
+    processor.frames.close()
 
     def work() -> None:
         for at in range(0, len(items), BATCH):
