@@ -192,6 +192,7 @@ class RobotFolder:
         }
 
     def _write_v3(self, root: Path, write_video: VideoWriter) -> dict[str, Any]:
+        import pandas as pd
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -235,10 +236,9 @@ class RobotFolder:
             path = root / "meta" / "episodes" / "chunk-000" / f"file-{file // 3:03d}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.Table.from_pylist(rows[file : file + 3]), path)
-        tasks = {"task_index": range(len(TASKS)), "task": TASKS}
-        pq.write_table(
-            pa.table({k: list(v) for k, v in tasks.items()}), root / "meta/tasks.parquet"
-        )
+        # As pandas writes it, with the texts as the index: LeRobot's own reader asks for that.
+        tasks = pd.DataFrame({"task_index": range(len(TASKS))}, index=pd.Index(TASKS, name="task"))
+        tasks.to_parquet(root / "meta/tasks.parquet")
         everything = self.stats(range(len(self.lengths)))
         (root / "meta" / "stats.json").write_text(json.dumps(everything))
         return {

@@ -242,6 +242,25 @@ def with_episodes(lengths: Iterable[int], film: Film = H264) -> tuple[bytes, lis
     return written(replace(film, frames=sum(lengths))), starts
 
 
+def with_two_streams() -> bytes:
+    """Return a file with two videos of the same times: a small one, then one with more pixels."""
+    file = io.BytesIO()
+    small, large = (
+        io.BytesIO(written(replace(H264, frames=20, width=w, first=f)))
+        for w, f in ((128, 0), (256, 1000))
+    )
+    with av.open(file, "w", format="mp4", options=MUXING) as out:
+        inputs = [av.open(each) for each in (small, large)]
+        streams = [out.add_stream_from_template(each.streams.video[0]) for each in inputs]
+        for each, stream in zip(inputs, streams, strict=True):
+            for packet in each.demux(video=0):
+                if packet.dts is not None:
+                    packet.stream = stream
+                    out.mux(packet)
+            each.close()
+    return file.getvalue()
+
+
 def cut_off(data: bytes, share: float) -> bytes:
     """Return the first part of a file, as a copy that broke off leaves it."""
     return data[: int(len(data) * share)]

@@ -80,6 +80,7 @@ NAMES = (
     "sources",
     "media_listing",
     "robots_opened",
+    "robot_windows",
     "media_far",
     "media_memory",
     "sound",

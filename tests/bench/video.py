@@ -4,7 +4,9 @@ Pans over photographs, 640 x 480, 300 frames, are written as H.264 with a key fr
 every 2nd frame, and as AV1 with one every 2nd. Every way makes RGB, but for the planes. `PyAV` is a
 loop over its frames with one thread for decoding and one for colours; `PyAV, opened per frame` and
 `PyAV, seek` seek by the frame's time and decode up to it, the latter with one open container, as
-`OpenCV, seek` does by its own count of frames.
+`OpenCV, seek` does by its own count of frames. Where torchcodec is installed and fits, `torchcodec,
+batch` asks its decoder for all of them in one call, and `penstock, torchcodec` has `decoder:
+torchcodec`.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ from penstock.server.media.media_files import MediaFiles
 from penstock.server.media.media_reader import MediaReader
 from penstock.server.media.medium import Medium
 from penstock.server.media.video.indexing import index_video
+from penstock.server.media.video.torchcodec_package import load_torchcodec
 from penstock.server.media.video.video_frames import VideoFrames
 from penstock.server.media.video.video_index import VideoIndex
+from penstock.wire.errors import MissingExtra
 
 FRAMES, RANDOM, WANTED = 300, 60, 40
 
@@ -110,6 +114,12 @@ def _at_random(opened: Opened) -> dict[str, Callable[[], object]]:
         ways[f"{name}: PyAV, seek"] = partial(_sought, path, index, numbers)
         if not name.startswith("AV1"):  # whose libav has no decoder of it
             ways[f"{name}: OpenCV, seek"] = partial(_by_opencv, path, numbers)
+        if has_torchcodec():
+            ways[f"{name}: torchcodec, batch"] = partial(_by_torchcodec, path, numbers)
+            ways[f"{name}: penstock, torchcodec"] = partial(
+                _ours, medium, index, each, decoder="torchcodec"
+            )
+            ways[f"{name}: penstock, in one call"] = partial(_ours, medium, index, [numbers])
         ways[f"{name}: penstock"] = partial(_ours, medium, index, each)
         ways[f"{name}: penstock, 256 MiB held"] = partial(
             _ours, medium, index, each, held=256 << 20
@@ -138,8 +148,9 @@ def _ours(
     *,
     held: int = 0,
     planes: bool = False,
+    decoder: str = "pyav",
 ) -> None:
-    frames = VideoFrames(1, 1 << 30, held)
+    frames = VideoFrames(1, 1 << 30, held, decoder)
     for numbers in calls:
         for frame in frames.frames(medium, index, numbers):
             if planes:
@@ -177,6 +188,20 @@ def _sought(path: str, index: VideoIndex, numbers: Sequence[int]) -> None:
                 if frame.pts >= ticks:
                     frame.to_ndarray(format="rgb24", threads=1)
                     break
+
+
+def has_torchcodec() -> bool:
+    """Say whether torchcodec can be measured here."""
+    try:
+        load_torchcodec()
+    except MissingExtra:
+        return False
+    return True
+
+
+def _by_torchcodec(path: str, numbers: Sequence[int]) -> None:
+    decoder = load_torchcodec().VideoDecoder(path, dimension_order="NHWC")
+    decoder.get_frames_at(list(numbers))
 
 
 def _by_opencv(path: str, numbers: Sequence[int]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from harness import call_command
 from penstock.client import Loader, media
+from robots import RobotFolder, video_writer
 from vision import drawn, encoded, loss_and_tokens, small_qwen, write_vision_folder
 
 ROOT = Path(__file__).parents[2]
@@ -161,7 +164,8 @@ def test_every_job_of_every_example_is_trained_below() -> None:
     }
 
     by_class = {("pictures.yaml", "train"), ("pictures.yaml", "val")}
-    assert jobs == {*TRAINED, *by_class, ("chat-pictures.yaml", "chat")}
+    trained = {*TRAINED, *by_class, ("chat-pictures.yaml", "chat"), ("robots.yaml", "robots")}
+    assert jobs == trained
 
 
 @pytest.mark.parametrize(("file", "job"), TRAINED)
@@ -270,6 +274,37 @@ def test_conversations_with_pictures_train_a_model(
     assert checked["efficiency"] > 0.3
     assert len(batch["image_grid_thw"]) <= 8
     assert losses[1] < losses[0]
+
+
+def train_robots(folder: Path, *options: str) -> list[tuple[int, float]]:
+    """Run the script; return its steps and their losses."""
+    command = [sys.executable, "robots_train.py", "--device", "cpu", *options]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^\d+ items, [\d.,]+ in a second$", done.stdout, re.M)
+    found = re.findall(r"^step (\d+) loss ([\d.]+)$", done.stdout, re.M)
+    return [(int(step), float(loss)) for step, loss in found]
+
+
+def test_episodes_of_robots_train_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It learns; started again it goes on at its checkpoint; and it takes batches alone."""
+    monkeypatch.setenv("PENSTOCK_WORKERS", "1")
+    folder = Path(shutil.copytree(EXAMPLES, tmp_path / "examples"))
+    robots = RobotFolder(lengths=(17, 14, 19, 21, 16))
+    robots.write(folder / "robots", video_writer(robots.fps))
+
+    [checked] = check(folder / "robots.yaml", "--batches", "1")
+    first = train_robots(folder, "--steps", "6", "--save-every", "4")
+    again = train_robots(folder, "--steps", "6", "--save-every", "4")
+    alone = train_robots(folder, "--steps", "3", "--dummy")
+
+    assert checked["job"] == "robots"
+    assert [step for step, _ in first] == [*range(6)]
+    assert first[5][1] < first[0][1]
+    assert again[:2] == first[4:]
+    assert alone == []
 
 
 def test_every_validation_pass_is_the_same(folder: Path) -> None:

@@ -27,9 +27,7 @@ def test_the_package_gives_the_same_samples(tmp_path: Path) -> None:
     )
     robots = RobotFolder()
     root = robots.write(tmp_path / "robots", video_writer(robots.fps))
-    theirs = module.LeRobotDataset(
-        "tests/robots", root=root, delta_timestamps=WINDOWS, video_backend="pyav"
-    )
+    theirs = module.LeRobotDataset("tests/robots", root=root, delta_timestamps=WINDOWS)
     source = LerobotSource(str(root), delta_timestamps=WINDOWS)
 
     assert len(theirs) == len(source)

@@ -18,6 +18,8 @@ import videos
 from harness import serving, write_job_file
 from penstock.client import Loader
 from penstock.client.media import ToRgb
+from penstock.server.media.video.torchcodec_package import load_torchcodec
+from penstock.wire.errors import MissingExtra
 
 TESTS = Path(__file__).resolve().parents[1]
 PAGE = (TESTS.parent / "docs" / "video.md").read_text()
@@ -170,6 +172,27 @@ def test_planes_arrive_and_become_rgb(tmp_path: Path) -> None:
 
     assert len(rgb) == len(made) == 2
     for one, other in zip(rgb, made, strict=True):
+        assert np.array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_a_node_gives_the_same_frames_by_torchcodec(tmp_path: Path) -> None:
+    """In a worker's process, of files whose RGB has the same bytes; it is another log."""
+    try:
+        load_torchcodec()
+    except MissingExtra as error:
+        pytest.skip(str(error))
+    items = write_clips(tmp_path / "clips")[:2]
+    jobs = {decoder: job_of(items, decoder=decoder) for decoder in ("pyav", "torchcodec")}
+    file = write_job_file(tmp_path / "job.yaml", jobs)
+    found = {}
+
+    with serving(file, "--workers", "1") as server:
+        for name in jobs:
+            with Loader(server.address, name, as_numpy=True) as loader:
+                found[name] = [frames for batch in loader for frames in batch["video"]]
+
+    assert len(found["pyav"]) == len(found["torchcodec"]) == 2
+    for one, other in zip(found["pyav"], found["torchcodec"], strict=True):
         assert np.array_equal(np.asarray(one), np.asarray(other))
 
 

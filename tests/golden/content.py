@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import soundfile
 
+from golden import video_content
 from penstock.server.core import permutation
 from penstock.server.core.canonical import canonical
 from penstock.server.core.many_orders import MANY_ORDERS_VERSION
@@ -39,8 +40,13 @@ from penstock.server.roles.distributors import (
     MixtureDistributor,
     RankPartitionedDistributor,
 )
-from penstock.server.roles.processors import FunctionProcessor, SoundProcessor
-from penstock.server.sources import ItemsSource
+from penstock.server.roles.processors import (
+    FunctionProcessor,
+    RobotProcessor,
+    SoundProcessor,
+    VideoProcessor,
+)
+from penstock.server.sources import ItemsSource, LerobotSource
 from penstock.server.usercode.seeding import purpose_key, seeded_globals
 from penstock.wire import frame
 from penstock.wire.v1.feed_pb2 import BatchHeader
@@ -318,6 +324,9 @@ def versions() -> dict[str, Any]:
         "snapshot.FORMAT": snapshot.FORMAT,
         "RESAMPLER_VERSION": RESAMPLER_VERSION,
         "sound.version": SoundProcessor.version,
+        "video.version": VideoProcessor.version,
+        "robot.version": RobotProcessor.version,
+        "lerobot.version": LerobotSource.version,
         **{f"{name}.version": cls.version for name, cls in sorted(roles.items())},
     }
 
@@ -330,6 +339,8 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "batches": batches,
     "snapshots": snapshots,
     "sounds": sounds,
+    "videos": video_content.videos,
+    "robots": video_content.robots,
 }
 
 REMEDIES = {
@@ -339,6 +350,8 @@ REMEDIES = {
     "log_id": "raise ORDER_FORMAT in job.py, for every job becomes another log",
     "batches": "raise `version` of the collator (or batcher), or ORDER_FORMAT where all changed",
     "sounds": "raise `version` of the processor, or RESAMPLER_VERSION, for other rates",
+    "videos": "raise `version` of the processor",
+    "robots": "raise `version` of the processor, or of the source",
     "snapshots": "raise FORMAT in pipeline/snapshot.py, or `version` of the batcher",
 }
 """Which version has to rise when a section changes."""

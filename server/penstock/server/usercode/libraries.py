@@ -28,6 +28,7 @@ LIBRARIES = {
     "albumentations": "albumentations",
     "soundfile": "soundfile",
     "av": "av",
+    "torchcodec": "torchcodec",
 }
 """Modules that decide bytes where they are imported, and the packages that bring them."""
 
@@ -76,11 +77,24 @@ def _libav() -> str:
     return ", ".join(f"{name[3:]} {'.'.join(map(str, versions[name]))}" for name in used)
 
 
+def _libav_of_torchcodec() -> str:
+    """Return the versions of the FFmpeg that it found, which is installed beside it."""
+    try:
+        mapped = Path("/proc/self/maps").read_text()
+    except OSError:
+        mapped = ""
+    found = dict(re.findall(r"/lib(avformat|avcodec|swscale)\.so\.([0-9.]+)$", mapped, re.M))
+    if not found:
+        return f"FFmpeg {sys.modules['torchcodec'].ffmpeg_major_version}"
+    return ", ".join(f"{name} {found[name]}" for name in sorted(found))
+
+
 _DECODERS: dict[str, tuple[str, Callable[[], str]]] = {
     "PIL": ("libjpeg-turbo", _turbo_of_pillow),
     "simplejpeg": ("libjpeg-turbo", _turbo_of_simplejpeg),
     "soundfile": ("libsndfile", _libsndfile),
     "av": ("libav", _libav),
+    "torchcodec": ("libav", _libav_of_torchcodec),
 }
 """Modules with a library of their own that decides their pixels or points."""
 

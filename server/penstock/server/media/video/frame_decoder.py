@@ -9,6 +9,8 @@ import numpy as np
 
 from penstock.server.media.bad_video import BadVideo
 from penstock.server.media.medium import Medium
+from penstock.server.media.video.conversion import RgbConversion
+from penstock.server.media.video.decoded_frame import DecodedFrame, PlanarFrame
 from penstock.server.media.video.open_video import OpenVideo
 from penstock.server.media.video.video_index import VideoIndex
 
@@ -36,6 +38,7 @@ class FrameDecoder:
 
     def __init__(self, medium: Medium, index: VideoIndex) -> None:
         self._index, self._medium = index, medium
+        self._conversion = RgbConversion(index.colours)
         self.decoded = 0
         self._open()
 
@@ -49,15 +52,14 @@ class FrameDecoder:
         self._first_sure = -1  # the first frame that decoding since its last start gives; -1 = none
         self._inside: set[int] = set()  # packets that the decoder holds, and has given no frame of
 
-    def frames(self, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
+    def frames(self, numbers: Sequence[int]) -> Iterator[DecodedFrame]:
         """Yield frames, decoded in one pass.
 
         Args:
             numbers: Which, rising.
 
         Yields:
-            A number, and the frame of PyAV; all that are wanted, in any order, and others that
-            were decoded on the way.
+            All that are wanted, in any order, and others that were decoded on the way.
 
         Raises:
             BadVideo: One cannot be decoded; it says which.
@@ -69,20 +71,17 @@ class FrameDecoder:
                 if number in given:
                     continue
                 if (frame := self._surplus.pop(number, None)) is not None:
-                    yield number, frame
+                    yield self._shown(frame, number)
                     continue
                 self._approach(number)
                 for found, frame in self._until(number):
                     given.add(found)
-                    yield found, frame
+                    yield self._shown(frame, found)
                 if number not in given:
                     raise BadVideo("its packet gives no picture, or one that is damaged")
         except BadVideo as error:
             self._first_sure = -1
-            raise BadVideo(
-                f"frame {number:,} of {len(self._index):,}, shown at "
-                f"{self._index.times_s[number]:.3f} s, cannot be decoded: {error}"
-            ) from error
+            raise BadVideo(f"{self._index.told(number)} cannot be decoded: {error}") from error
         except BaseException:  # the storage's, or whoever takes the frames stops
             self._first_sure = -1
             raise
@@ -90,6 +89,9 @@ class FrameDecoder:
     def close(self) -> None:
         """Close the file."""
         self._video.close()
+
+    def _shown(self, frame: Any, number: int) -> DecodedFrame:
+        return PlanarFrame(frame, number, self._index, self._conversion)
 
     # --- where it stands ---
 

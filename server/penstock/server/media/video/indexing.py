@@ -46,7 +46,8 @@ def index_video(medium: Medium) -> VideoIndex:
             raise BadVideo("it has no frames" + (f": {found.broken}" if found.broken else ""))
         if not found.starts.any():
             raise BadVideo("it has no frame from which decoding can begin")
-        facts = (video.stream.time_base, video.stream.average_rate, video.container.format.name)
+        stream = video.stream
+        facts = (stream.time_base, stream.average_rate, video.container.format.name, stream.index)
     finally:
         video.close()
     video = OpenVideo(medium)
@@ -60,12 +61,13 @@ def index_video(medium: Medium) -> VideoIndex:
     if not len(shown.packets):
         raise BadVideo("it has no frame that is shown")
     look = _look(medium, found)
-    time_base, rate, container = facts
+    time_base, rate, container, number = facts
     is_told_apart = found.places.min() >= 0 and len(np.unique(found.places)) == len(found)
     starts = np.flatnonzero(found.starts)
     return VideoIndex(
         codec=video.codec,
         container=container,
+        stream=number,
         time_base=Fraction(time_base),
         rate=_rate(rate, shown, Fraction(time_base)),
         times=shown.times,

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.server.media.medium import Medium
-from penstock.server.media.video.conversion import RgbConversion
 from penstock.server.media.video.decoded_frame import DecodedFrame
-from penstock.server.media.video.frame_decoder import FrameDecoder
+from penstock.server.media.video.video_decoders import PYAV, VideoDecoder, open_decoder
 from penstock.server.media.video.video_index import VideoIndex
 
 HELD_FRAMES = 20
@@ -56,6 +55,7 @@ class VideoFrames:
         decoders: The most videos that are open, at least 1.
         decoder_bytes: The most bytes that these take by estimate; one is always open.
         frame_bytes: The most bytes of frames that are held for later calls; 0 = none.
+        decoder: What decodes, one of `VIDEO_DECODERS`.
 
     Attributes:
         counts: What was done so far.
@@ -64,7 +64,9 @@ class VideoFrames:
         ValueError: A bound is none, or below what it must be.
     """
 
-    def __init__(self, decoders: int, decoder_bytes: int, frame_bytes: int) -> None:
+    def __init__(
+        self, decoders: int, decoder_bytes: int, frame_bytes: int, decoder: str = PYAV
+    ) -> None:
         for name, bound, least in (
             ("decoders", decoders, 1),
             ("decoder_bytes", decoder_bytes, 1),
@@ -73,7 +75,8 @@ class VideoFrames:
             if not isinstance(bound, int) or isinstance(bound, bool) or bound < least:
                 raise ValueError(f"{name} is {bound!r}: give a whole number, {least} or more")
         self._most, self._most_bytes, self._frame_bytes = decoders, decoder_bytes, frame_bytes
-        self._open: OrderedDict[str, tuple[FrameDecoder, RgbConversion, int]] = OrderedDict()
+        self._decoder = decoder
+        self._open: OrderedDict[str, tuple[VideoDecoder, int]] = OrderedDict()
         self._open_bytes = 0
         self._closed = 0  # since their memory was collected
         self._held: OrderedDict[tuple[str, int], DecodedFrame] = OrderedDict()
@@ -131,14 +134,13 @@ class VideoFrames:
     def _decoded(
         self, key: str, medium: Medium, index: VideoIndex, missing: list[int]
     ) -> dict[int, DecodedFrame]:
-        decoder, conversion = self._opened(key, medium, index)
+        decoder = self._opened(key, medium, index)
         wanted, before = set(missing), decoder.decoded
         found: dict[int, DecodedFrame] = {}
         try:
-            for number, picture in decoder.frames(missing):
-                frame = DecodedFrame(picture, number, index, conversion)
-                if number in wanted:
-                    found[number] = frame
+            for frame in decoder.frames(missing):
+                if frame.number in wanted:
+                    found[frame.number] = frame
                 self._hold(key, frame)
         except Exception:
             self._close(key)  # nobody knows where it stands
@@ -147,13 +149,11 @@ class VideoFrames:
             self.counts.decoded += decoder.decoded - before
         return found
 
-    def _opened(
-        self, key: str, medium: Medium, index: VideoIndex
-    ) -> tuple[FrameDecoder, RgbConversion]:
+    def _opened(self, key: str, medium: Medium, index: VideoIndex) -> VideoDecoder:
         if key in self._open:
             self.counts.hits += 1
             self._open.move_to_end(key)
-            return self._open[key][:2]
+            return self._open[key][0]
         self.counts.misses += 1
         takes = expected_bytes(index)
         while self._open and (
@@ -161,13 +161,13 @@ class VideoFrames:
         ):
             self._close(next(iter(self._open)))
             self.counts.evictions += 1
-        decoder = FrameDecoder(medium, index)
-        opened = self._open[key] = decoder, RgbConversion(index.colours), takes
+        decoder = open_decoder(self._decoder, medium, index)
+        self._open[key] = decoder, takes
         self._open_bytes += takes
-        return opened[:2]
+        return decoder
 
     def _close(self, key: str) -> None:
-        decoder, _, takes = self._open.pop(key)
+        decoder, takes = self._open.pop(key)
         self._open_bytes -= takes
         decoder.close()
         # PyAV's containers and streams name each other, so that their decoders' pictures stay until

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from penstock.server.media.bad_video import BadVideo
 from penstock.wire.colours import Colours, Matrix, Siting
 
-INDEX_FORMAT = 1
+INDEX_FORMAT = 2
 """Of `VideoIndex.to_bytes`, and of how an index is made: another one is made anew."""
 
 _ARRAYS = (
@@ -47,6 +47,7 @@ class VideoIndex:
     Attributes:
         codec: As libav names it: `h264`, `hevc`, `vp9`, `av1`, `mpeg4`, `mjpeg`.
         container: As libav names the format, such as `mov,mp4,m4a,3gp,3g2,mj2`.
+        stream: Which of the file's streams it is, from 0.
         width: Of a frame as it is shown, so after rotation, in pixels.
         height: The same.
         rotation: Degrees counterclockwise by which coded pictures are turned: 0, 90, 180, 270.
@@ -72,6 +73,7 @@ class VideoIndex:
 
     codec: str
     container: str
+    stream: int
     width: int
     height: int
     rotation: int
@@ -153,6 +155,10 @@ class VideoIndex:
                 f"frame {number:,} is wanted, and it has {len(self):,}, numbered from 0"
                 + (f"; {self.broken}" if self.broken else "")
             )
+
+    def told(self, number: int) -> str:
+        """Return which frame a number is, as errors say it."""
+        return f"frame {number:,} of {len(self):,}, shown at {self.times_s[number]:.3f} s,"
 
     def start_of(self, number: int) -> int:
         """Return the nearest start from which a frame can be decoded: its place in `starts`.

@@ -15,14 +15,14 @@ from penstock.server.media.image_header import parse_header
 from penstock.server.media.medium import Medium
 from penstock.server.media.picture import Decoding
 from penstock.server.media.video.decoded_frame import DecodedFrame
-from penstock.server.media.video.open_video import load_av
+from penstock.server.media.video.video_decoders import PYAV, VIDEO_DECODERS, load_decoder
 from penstock.server.media.video.video_frames import VideoFrames
 from penstock.server.media.video.video_index import VideoIndex
 from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.parameters import AtLeast, OneOf, declared
 from penstock.server.roles.processor import MediaProcessor
-from penstock.server.roles.processors.video import PIXELS, RGB24
+from penstock.server.roles.processors.video import PIXELS, RGB24, check_decoder
 from penstock.server.roles.samples import RawItem, Sample
 from penstock.wire.colours import COLOURS, PLANES
 from penstock.wire.errors import InvalidJob
@@ -65,6 +65,7 @@ class RobotProcessor(MediaProcessor):
         pixels: `rgb24`; or `yuv420p`, the planes of videos as they were decoded, in half the bytes:
             in place of a camera `CAMERA.y`, `CAMERA.u`, `CAMERA.v` and `CAMERA.colours`, as of the
             processor `video`.
+        decoder: `pyav` or `torchcodec`, as of the processor `video`.
         tolerance_s: How far from the wanted time a frame may be shown, in seconds; else the item is
             bad. LeRobot's own reader has 0.0001, too.
         decoders: The most videos that a worker keeps open. More save opening them anew where draws
@@ -90,6 +91,7 @@ class RobotProcessor(MediaProcessor):
     _: KW_ONLY
     cameras: Sequence[str] | None = None
     pixels: Annotated[str, OneOf(PIXELS)] = RGB24
+    decoder: Annotated[str, OneOf(VIDEO_DECODERS)] = PYAV
     tolerance_s: float = 1e-4
     decoders: Annotated[int, AtLeast(1)] = 64
     decoder_bytes: Annotated[int, AtLeast(1)] = 512 << 20
@@ -106,7 +108,8 @@ class RobotProcessor(MediaProcessor):
                 f"tolerance_s is {shown(tolerance_s)}: give seconds, from 0 to less than 1",
                 key="tolerance_s",
             )
-        self.frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes)
+        check_decoder(self.decoder, self.pixels)
+        self.frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes, self.decoder)
         self._indexes = VideoIndexes()
         self._pictures = Decoding("jpeg", (255, 255, 255), self.max_pixels, 4 * self.max_pixels)
 
@@ -116,11 +119,11 @@ class RobotProcessor(MediaProcessor):
         return {name: v for name, v in super().parameters().items() if name not in bounds}
 
     def check_identity(self) -> None:
-        """Refuse a job where PyAV is missing, before any worker starts.
+        """Refuse a job where its decoder is missing, before any worker starts.
 
         Raises:
             InvalidJob: As `Role.check_identity`.
-            MissingExtra: The package av is not installed.
+            MissingExtra: A package is not installed, or cannot be used.
         """
         super().check_identity()
         self.setup()
@@ -129,9 +132,9 @@ class RobotProcessor(MediaProcessor):
         """Load the decoder.
 
         Raises:
-            MissingExtra: The package av is not installed.
+            MissingExtra: A package is not installed, or cannot be used.
         """
-        load_av()
+        load_decoder(self.decoder)
 
     def check_columns(self, columns: Mapping[str, str]) -> None:
         """Refuse items without a camera that is named.

@@ -19,7 +19,12 @@ from penstock.server.media.medium import Medium
 from penstock.server.media.resize import FILTERS, KERNELS, load_kernel, resize
 from penstock.server.media.video.decoded_frame import DecodedFrame
 from penstock.server.media.video.frame_choice import by_count, by_rate
-from penstock.server.media.video.open_video import load_av
+from penstock.server.media.video.video_decoders import (
+    PYAV,
+    TORCHCODEC,
+    VIDEO_DECODERS,
+    load_decoder,
+)
 from penstock.server.media.video.video_frames import FrameCounts, VideoFrames
 from penstock.server.media.video.video_index import VideoIndex
 from penstock.server.media.video.video_indexes import VideoIndexes
@@ -83,11 +88,11 @@ class VideoProcessor(MediaProcessor):
     """Make `video` of a video's frames: uint8 (frames, height, width, 3), RGB.
 
     H.264, HEVC, VP9, AV1, MPEG-4 and MJPEG in mp4, mkv, webm and avi are decoded by PyAV, which the
-    extra `video` installs. A frame's number is its place in the order in which frames are shown,
-    from 0; what it is does not depend on what else is read. Frames are turned as the file says.
-    Which frames an item has is said by `numbers`, `times`, `fps` or `nframes`; without any, it has
-    all. Beside them the sample has `frame_numbers`, int64 (frames,), and `frame_times`, float64
-    (frames,): when each is shown, in seconds of the file's clock.
+    extra `video` installs, or by torchcodec. A frame's number is its place in the order in which
+    frames are shown, from 0; what it is does not depend on what else is read. Frames are turned as
+    the file says. Which frames an item has is said by `numbers`, `times`, `fps` or `nframes`;
+    without any, it has all. Beside them the sample has `frame_numbers`, int64 (frames,), and
+    `frame_times`, float64 (frames,): when each is shown, in seconds of the file's clock.
 
     Its size is its number of frames, known from an index of the file, which is made by reading it
     once without decoding it, and kept for later starts. Beside it counts `frames` and `pixels`.
@@ -114,6 +119,9 @@ class VideoProcessor(MediaProcessor):
         resize_to: Pixels of both sides, or [height, width].
         kernel: What resizes, as of the processor `image`.
         filter: `bilinear` or `bicubic`, which is sharper and takes longer.
+        decoder: `pyav`; or `torchcodec`, which a job names where a trainer was used to it: RGB by
+            the FFmpeg that is installed, of files whose packets say when each frame is shown. Its
+            wheel has to fit torch, and no extra installs it.
         on_broken_tail: Of a file that was cut off, and can be read up to there: `error`, it is a
             bad item; `keep`, it has the frames up to there, and none after a gap.
         max_bytes: The most bytes of the frames of a sample, as they are decoded and as they are
@@ -148,6 +156,7 @@ class VideoProcessor(MediaProcessor):
     resize_to: Annotated[int | Sequence[int] | None, Sides()] = None
     kernel: Annotated[str, OneOf(KERNELS)] = "pillow"
     filter: Annotated[str, OneOf(FILTERS)] = "bilinear"
+    decoder: Annotated[str, OneOf(VIDEO_DECODERS)] = PYAV
     on_broken_tail: Annotated[str, OneOf(ON_BROKEN_TAIL)] = ERROR
     max_bytes: Annotated[int, AtLeast(1)] = 1 << 30
     decoders: Annotated[int, AtLeast(1)] = 64
@@ -160,7 +169,9 @@ class VideoProcessor(MediaProcessor):
         self._check_choice()
         self._check_pixels()
         self._geometry = Geometry(self.resize, extent_of(self.resize_to))
-        self._frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes)
+        self._frames = VideoFrames(
+            self.decoders, self.decoder_bytes, self.frame_bytes, self.decoder
+        )
         self._indexes = VideoIndexes()
         named = [name for name in (self.numbers, self.times) if isinstance(name, str)]
         self.size_columns = (self.column, *named)  # type: ignore[misc]  # these, of this job
@@ -187,14 +198,14 @@ class VideoProcessor(MediaProcessor):
         return {name: v for name, v in super().parameters().items() if name not in bounds}
 
     def check_identity(self) -> None:
-        """Refuse a job where PyAV is missing, before any worker starts.
+        """Refuse a job where its decoder is missing, before any worker starts.
 
         Raises:
             InvalidJob: As `Role.check_identity`.
-            MissingExtra: The package av is not installed.
+            MissingExtra: A package is not installed, or cannot be used.
         """
         super().check_identity()
-        load_av()
+        load_decoder(self.decoder)
 
     def setup(self) -> None:
         """Load the decoder, and what resizes.
@@ -202,7 +213,7 @@ class VideoProcessor(MediaProcessor):
         Raises:
             MissingExtra: A package is not installed.
         """
-        load_av()
+        load_decoder(self.decoder)
         if self.resize is not None:
             load_kernel(self.kernel)
 
@@ -439,10 +450,25 @@ class VideoProcessor(MediaProcessor):
                 "become RGB: leave it out, and say ToRgb(size=) in the trainer",
                 key="resize",
             )
+        check_decoder(self.decoder, self.pixels)
         if self.kernel == "opencv" and self.filter != "bilinear":
             raise InvalidJob(
                 "filter is 'bicubic', and kernel: opencv has bilinear alone", key="filter"
             )
+
+
+def check_decoder(decoder: str, pixels: str) -> None:
+    """Refuse planes of a decoder that gives none.
+
+    Raises:
+        InvalidJob: `pixels: yuv420p` with torchcodec.
+    """
+    if decoder == TORCHCODEC and pixels == YUV420P:
+        raise InvalidJob(
+            "pixels is 'yuv420p' with decoder: torchcodec, which gives RGB alone: take decoder: "
+            "pyav, or pixels: rgb24",
+            key="pixels",
+        )
 
 
 def _is(kind: type, value: Any) -> bool:
