@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,11 +24,12 @@ from penstock.server.files.catalog import HandedOver
 from penstock.server.job.planned_batches import in_words
 from penstock.server.job.role_set import DEFAULT_LANES, JobPlan, RoleSet, joint_layout
 from penstock.server.media.media_files import MediaFiles
+from penstock.server.media.video.frame_counts import FrameCounts
 from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.draws import LaneDraws
-from penstock.server.roles.processor import RawItemProcessor
+from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
 from penstock.server.roles.reading import Reading
 from penstock.server.roles.source import Source
 from penstock.wire.errors import Counting, InvalidJob, InvalidRequest, UnknownJob
@@ -646,6 +648,28 @@ class Job:
         """Return how many bytes of media that items name were read since the last call."""
         media = (roles.media for roles in self.role_sets if roles.media is not None)
         return sum(reader.read_bytes() for reader in media)
+
+    @property
+    def decodes_videos(self) -> bool:
+        """Tell whether a processor counts frames of videos."""
+        found = [roles.processor for roles in self.role_sets]
+        return any(isinstance(p, MediaProcessor) and p.frame_counts is not None for p in found)
+
+    def video_frames(self) -> Counter[str]:
+        """Return what was decoded of videos since the last call: as `FrameCounts`, by name."""
+        found: Counter[str] = Counter()
+        for roles in self.role_sets:
+            processor = roles.processor
+            now = processor.frame_counts if isinstance(processor, MediaProcessor) else None
+            if now is not None:
+                before = self._frames_before.get(id(processor), FrameCounts())
+                self._frames_before[id(processor)] = replace(now)
+                found += now.since(before)
+        return found
+
+    @cached_property
+    def _frames_before(self) -> dict[int, FrameCounts]:
+        return {}
 
     def close(self) -> None:
         """Let go of the sources' files."""

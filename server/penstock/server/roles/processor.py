@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from penstock.server.media.medium import Medium
 from penstock.server.media.pictures_shown import Picture, pictures_in
+from penstock.server.media.video.frame_counts import FrameCounts
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.role import Role, failing
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
@@ -205,6 +206,11 @@ class MediaProcessor(RawItemProcessor):
         Raises:
             Exception: The item is not as it should be: it is a `BadItem`.
         """
+
+    @property
+    def frame_counts(self) -> FrameCounts | None:
+        """Return what was decoded of videos so far in this process; None = it decodes none."""
+        return None
 
     def pictures(self, sample: Sample) -> list[Picture]:
         """Return the pictures of a sample as people look at them: uint8 (height, width, 3) each.

@@ -6,11 +6,12 @@ import gc
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from penstock.server.media.media_cpu import DECODE, spending
 from penstock.server.media.medium import Medium
 from penstock.server.media.video.conversion import RgbConversion
 from penstock.server.media.video.decoded_frame import DecodedFrame
+from penstock.server.media.video.frame_counts import FrameCounts
 from penstock.server.media.video.frame_decoder import FrameDecoder
 from penstock.server.media.video.video_index import VideoIndex
 
@@ -21,27 +22,6 @@ and those in work."""
 
 LEAST_CLOSED = 16
 """Videos that are closed before their memory is collected: that takes some 20 ms."""
-
-
-@dataclass
-class FrameCounts:
-    """What was decoded, and what for.
-
-    Attributes:
-        hits: Calls that found their video open.
-        misses: Calls that opened it.
-        evictions: Videos that were closed to make room.
-        decoded: Frames that were decoded, wanted or not.
-        delivered: Frames that were asked for.
-        shared: Of these, such as were decoded for an earlier call.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-    decoded: int = 0
-    delivered: int = 0
-    shared: int = 0
 
 
 class VideoFrames:
@@ -107,7 +87,8 @@ class VideoFrames:
         self.counts.delivered += len(numbers)
         self.counts.shared += sum(number in found for number in numbers)
         if missing := sorted(set(numbers) - found.keys()):
-            found |= self._decoded(key, medium, index, missing)
+            with spending(DECODE):
+                found |= self._decoded(key, medium, index, missing)
         return [found[number] for number in numbers]
 
     def close(self) -> None:

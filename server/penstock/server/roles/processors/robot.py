@@ -14,17 +14,16 @@ from penstock.server.media.bad_video import BadVideo
 from penstock.server.media.image_header import parse_header
 from penstock.server.media.medium import Medium
 from penstock.server.media.picture import Decoding
-from penstock.server.media.video.decoded_frame import DecodedFrame
+from penstock.server.media.video.frame_arrays import planes_of, rgb24_of
+from penstock.server.media.video.frame_counts import FrameCounts
 from penstock.server.media.video.open_video import load_av
 from penstock.server.media.video.video_frames import VideoFrames
-from penstock.server.media.video.video_index import VideoIndex
 from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.parameters import AtLeast, OneOf, declared
 from penstock.server.roles.processor import MediaProcessor
 from penstock.server.roles.processors.video import PIXELS, RGB24
 from penstock.server.roles.samples import RawItem, Sample
-from penstock.wire.colours import COLOURS, PLANES
 from penstock.wire.errors import InvalidJob
 
 PAD = "_is_pad"
@@ -109,6 +108,11 @@ class RobotProcessor(MediaProcessor):
         self.frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes)
         self._indexes = VideoIndexes()
         self._pictures = Decoding("jpeg", (255, 255, 255), self.max_pixels, 4 * self.max_pixels)
+
+    @property
+    def frame_counts(self) -> FrameCounts:
+        """Return what was decoded so far in this process, and what for."""
+        return self.frames.counts
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes."""
@@ -216,10 +220,12 @@ class RobotProcessor(MediaProcessor):
             numbers = [index.number_at(time_s, self.tolerance_s) for time_s in each.times]
             frames = self.frames.frames(medium, index, numbers)
             if self.pixels == RGB24:
-                return {each.camera: _joined(each, [frame.rgb24() for frame in frames])}
-            return _planes(each, frames, index)
+                shown = {"": rgb24_of(frames, index)}
+            else:
+                shown = planes_of(frames, index)
         except BadVideo as error:
             raise BadVideo(f"{medium.name}, {each.camera}, {each.where}: {error}") from error
+        return {each.camera + end: _joined(each, pixels) for end, pixels in shown.items()}
 
     def process_batch(
         self, raws: Sequence[RawItem], contexts: Sequence[ProcessContext]
@@ -248,16 +254,8 @@ def _is_picture(value: Any) -> bool:
     return isinstance(value, Mapping) and value.keys() == {"bytes", "path"}
 
 
-def _joined(each: CameraView, pixels: Sequence[np.ndarray]) -> np.ndarray:
+def _joined(each: CameraView, pixels: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
     """Return the pictures of a window as one array, or the only one."""
-    return np.stack(pixels) if each.is_window else pixels[0]
-
-
-def _planes(each: CameraView, frames: Sequence[DecodedFrame], index: VideoIndex) -> Sample:
-    planes = zip(*(frame.yuv420p() for frame in frames), strict=True)
-    sample: Sample = {
-        each.camera + end: _joined(each, plane) for end, plane in zip(PLANES, planes, strict=True)
-    }
-    colours = np.array([int(value) for value in index.colours], np.uint8)
-    sample[each.camera + COLOURS] = _joined(each, [colours] * len(frames))
-    return sample
+    if not each.is_window:
+        return pixels[0]
+    return pixels if isinstance(pixels, np.ndarray) else np.stack(pixels)

@@ -15,12 +15,15 @@ from penstock.server.core.shown import shown
 from penstock.server.media.bad_picture import BadPicture
 from penstock.server.media.bad_video import BadVideo
 from penstock.server.media.geometry import Extent, Geometry
+from penstock.server.media.media_cpu import CONVERT, spending
 from penstock.server.media.medium import Medium
 from penstock.server.media.resize import FILTERS, KERNELS, load_kernel, resize
 from penstock.server.media.video.decoded_frame import DecodedFrame
+from penstock.server.media.video.frame_arrays import planes_of, rgb24_of
 from penstock.server.media.video.frame_choice import by_count, by_rate
+from penstock.server.media.video.frame_counts import FrameCounts
 from penstock.server.media.video.open_video import load_av
-from penstock.server.media.video.video_frames import FrameCounts, VideoFrames
+from penstock.server.media.video.video_frames import VideoFrames
 from penstock.server.media.video.video_index import VideoIndex
 from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.context import ProcessContext
@@ -171,7 +174,7 @@ class VideoProcessor(MediaProcessor):
         return ("frames", "pixels")
 
     @property
-    def decoding(self) -> FrameCounts:
+    def frame_counts(self) -> FrameCounts:
         """Return what was decoded so far in this process, and what for."""
         return self._frames.counts
 
@@ -356,25 +359,20 @@ class VideoProcessor(MediaProcessor):
 
     def _pixels(self, frames: Sequence[DecodedFrame], wanted: _Wanted) -> Sample:
         if self.pixels == YUV420P:
-            return self._planes(frames, wanted.index)
+            planes = planes_of(frames, wanted.index)
+            return {KEY + end: plane for end, plane in planes.items()}
+        if self.resize is None:
+            return {KEY: rgb24_of(frames, wanted.index)}
         size = wanted.size
         video = np.empty((len(frames), *size, 3), np.uint8)
         made: dict[int, int] = {}  # a frame that is wanted twice is converted once
-        for at, frame in enumerate(frames):
-            if (before := made.setdefault(frame.number, at)) < at:
-                video[at] = video[before]
-            else:
-                video[at] = resize(frame.rgb24(), size, self.kernel, self.filter)
+        with spending(CONVERT):
+            for at, frame in enumerate(frames):
+                if (before := made.setdefault(frame.number, at)) < at:
+                    video[at] = video[before]
+                else:
+                    video[at] = resize(frame.rgb24(), size, self.kernel, self.filter)
         return {KEY: video}
-
-    def _planes(self, frames: Sequence[DecodedFrame], index: VideoIndex) -> Sample:
-        planes = zip(*(frame.yuv420p() for frame in frames), strict=True)
-        sample: Sample = {
-            KEY + end: np.stack(plane) for end, plane in zip(PLANES, planes, strict=True)
-        }
-        colours = np.array([int(value) for value in index.colours], np.uint8)
-        sample[KEY + COLOURS] = np.tile(colours, (len(frames), 1))
-        return sample
 
     def _counts(self, frames: int, height: int, width: int) -> tuple[int, int]:
         return frames, frames * height * width
