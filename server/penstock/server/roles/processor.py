@@ -191,7 +191,7 @@ class MediaProcessor(RawItemProcessor):
 
     Class attributes:
         reads_whole: False = it reads parts of large files, by `Medium.at`, so they are not fetched
-            ahead of it.
+            ahead of it, but for what `parts_read` tells.
     """
 
     reads_whole: ClassVar[bool] = True
@@ -212,6 +212,10 @@ class MediaProcessor(RawItemProcessor):
         """Return what was decoded of videos so far in this process; None = it decodes none."""
         return None
 
+    def most_video_bytes(self) -> int:
+        """Return how much memory open videos and decoded frames may take in a worker, in bytes."""
+        return 0
+
     def pictures(self, sample: Sample) -> list[Picture]:
         """Return the pictures of a sample as people look at them: uint8 (height, width, 3) each.
 
@@ -219,6 +223,25 @@ class MediaProcessor(RawItemProcessor):
         such as patches.
         """
         return pictures_in(sample)
+
+    def parts_read(
+        self, raw: RawItem, media: Sequence[Medium], *, for_size: bool
+    ) -> Sequence[Sequence[tuple[int, int]] | None]:
+        """Return which parts of media will be read, so that they are fetched ahead.
+
+        It is asked of media that are far, and reads nothing; what it lacks is read when it is
+        needed.
+
+        Args:
+            raw: The item.
+            media: What it refers to.
+            for_size: By `size`; else by `process`.
+
+        Returns:
+            Of each medium `[start, stop)` of some parts, in bytes; None = its head for `size`, and
+            all of it for `process` where the processor reads all.
+        """
+        return [None] * len(media)
 
     def size(self, raw: RawItem, media: Sequence[Medium] = ()) -> int | SampleSizes | None:
         """Return the size of the one sample of an item from headers; None = not known.

@@ -54,7 +54,7 @@ class VideoFrames:
                 raise ValueError(f"{name} is {bound!r}: give a whole number, {least} or more")
         self._most, self._most_bytes, self._frame_bytes = decoders, decoder_bytes, frame_bytes
         self._open: OrderedDict[str, tuple[FrameDecoder, RgbConversion, int]] = OrderedDict()
-        self._open_bytes = 0
+        self._open_bytes = self._opened_bytes = 0  # now, and added up over all that were opened
         self._closed = 0  # since their memory was collected
         self._held: OrderedDict[tuple[str, int], DecodedFrame] = OrderedDict()
         self._held_bytes = 0
@@ -91,6 +91,11 @@ class VideoFrames:
                 found |= self._decoded(key, medium, index, missing)
         return [found[number] for number in numbers]
 
+    def lacks(self, medium: Medium, index: VideoIndex, numbers: Sequence[int]) -> list[int]:
+        """Return which of these frames would have to be decoded now."""
+        key = video_key(medium, index)
+        return [number for number in numbers if (key, number) not in self._held]
+
     def close(self) -> None:
         """Close all videos, and release all frames."""
         while self._open:
@@ -106,6 +111,13 @@ class VideoFrames:
     def held_bytes(self) -> int:
         """Return how many bytes of frames are held."""
         return self._held_bytes
+
+    @property
+    def most_bytes(self) -> int:
+        """Return what open videos and held frames may take, as far as videos were seen."""
+        opened = self.counts.misses
+        each = self._opened_bytes / opened if opened else self._most_bytes
+        return self._frame_bytes + round(min(self._most_bytes, self._most * each))
 
     # --- decoding ---
 
@@ -145,6 +157,7 @@ class VideoFrames:
         decoder = FrameDecoder(medium, index)
         opened = self._open[key] = decoder, RgbConversion(index.colours), takes
         self._open_bytes += takes
+        self._opened_bytes += takes
         return opened[:2]
 
     def _close(self, key: str) -> None:

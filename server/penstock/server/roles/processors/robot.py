@@ -17,6 +17,7 @@ from penstock.server.media.picture import Decoding
 from penstock.server.media.video.frame_arrays import planes_of, rgb24_of
 from penstock.server.media.video.frame_counts import FrameCounts
 from penstock.server.media.video.open_video import load_av
+from penstock.server.media.video.read_spans import spans_of
 from penstock.server.media.video.video_frames import VideoFrames
 from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.context import ProcessContext
@@ -114,6 +115,10 @@ class RobotProcessor(MediaProcessor):
         """Return what was decoded so far in this process, and what for."""
         return self.frames.counts
 
+    def most_video_bytes(self) -> int:
+        """Return what the bounds allow, as far as videos were seen."""
+        return self.frames.most_bytes
+
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes."""
         bounds = ("decoders", "decoder_bytes", "frame_bytes")
@@ -188,6 +193,29 @@ class RobotProcessor(MediaProcessor):
             elif self.cameras is not None:
                 raise ValueError(f"{name!r} is {shown(value)}: it is not a camera")
         return found
+
+    def parts_read(
+        self, raw: RawItem, media: Sequence[Medium], *, for_size: bool
+    ) -> Sequence[Sequence[tuple[int, int]] | None]:
+        """Return where the frames lie that cameras show, as far as their videos have an index.
+
+        A video without one is read whole, to make it.
+        """
+        found: list[Sequence[tuple[int, int]] | None] = []
+        own = iter(media)
+        for each in self._shown(raw):
+            found += [self._parts(each, next(own)) for _ in each.references]
+        return found
+
+    def _parts(self, each: CameraView, medium: Medium) -> Sequence[tuple[int, int]] | None:
+        size, version = medium.known()
+        if each.times is None or not version:
+            return None
+        if (index := self._indexes.look(medium)) is None:
+            return [(0, size)]
+        numbers = [index.number_at(time_s, self.tolerance_s) for time_s in each.times]
+        lacking = self.frames.lacks(medium, index, numbers)
+        return spans_of(index, lacking, size) if lacking else ()
 
     # --- pixels ---
 

@@ -23,6 +23,7 @@ from penstock.server.media.video.frame_arrays import planes_of, rgb24_of
 from penstock.server.media.video.frame_choice import by_count, by_rate
 from penstock.server.media.video.frame_counts import FrameCounts
 from penstock.server.media.video.open_video import load_av
+from penstock.server.media.video.read_spans import spans_of
 from penstock.server.media.video.video_frames import VideoFrames
 from penstock.server.media.video.video_index import VideoIndex
 from penstock.server.media.video.video_indexes import VideoIndexes
@@ -184,6 +185,10 @@ class VideoProcessor(MediaProcessor):
             return (KEY, NUMBERS, TIMES)
         return (*(KEY + end for end in (*PLANES, COLOURS)), NUMBERS, TIMES)
 
+    def most_video_bytes(self) -> int:
+        """Return what the bounds allow, as far as videos were seen."""
+        return self._frames.most_bytes
+
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes."""
         bounds = ("decoders", "decoder_bytes", "frame_bytes")
@@ -231,6 +236,24 @@ class VideoProcessor(MediaProcessor):
         if not self.keeps(VideoProcessor, "process"):
             return None
         return [*self._own_keys, *self.columns]
+
+    def parts_read(
+        self, raw: RawItem, media: Sequence[Medium], *, for_size: bool
+    ) -> Sequence[Sequence[tuple[int, int]] | None]:
+        """Return where the frames lie that an item wants, as far as its video has an index.
+
+        A video without one is read whole, to make it.
+        """
+        [medium] = media
+        size, version = medium.known()
+        if not version:
+            return [None]
+        if (index := self._indexes.look(medium)) is None:
+            return [[(0, size)]]
+        if for_size:
+            return [()]
+        lacking = self._frames.lacks(medium, index, self._numbers(raw, index))
+        return [spans_of(index, lacking, size) if lacking else ()]
 
     # --- one item ---
 
