@@ -671,6 +671,28 @@ class Job:
     def _frames_before(self) -> dict[int, FrameCounts]:
         return {}
 
+    @cached_property
+    def least_batch_bytes(self) -> int:
+        """Return how many bytes the largest of its batches take at least; 0 = nothing is known."""
+        return max(roles.least_batch_bytes for roles in self.role_sets)
+
+    def check_fits(self, ready_bytes: int) -> None:
+        """Refuse a job of which a node cannot hold one batch.
+
+        Args:
+            ready_bytes: How many bytes of batches may be ready there.
+
+        Raises:
+            InvalidJob: Its batches are larger.
+        """
+        if self.least_batch_bytes > ready_bytes:
+            raise InvalidJob(
+                f"a batch of job {self.name!r} takes {self.least_batch_bytes:,} bytes or more, and "
+                f"ready_bytes of the server is {ready_bytes:,}: not even one fits; raise it, or "
+                "take a smaller batch_size, fewer frames or smaller pictures",
+                key="batch_size",
+            )
+
     def close(self) -> None:
         """Let go of the sources' files."""
         for source in self.sources.values():

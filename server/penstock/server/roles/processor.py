@@ -117,6 +117,16 @@ class RawItemProcessor(Role, ABC):
         """Tell whether a sample is its item, unchanged: then nothing need be called for it."""
         return False
 
+    def least_sample_bytes(self, source: Source) -> int:
+        """Return how many bytes the values of each sample take at least; 0 = not known.
+
+        It is asked before anything is read: of a batch that a node cannot hold nothing is made.
+
+        Args:
+            source: Where the items come from.
+        """
+        return 0
+
     def check_columns(self, columns: Mapping[str, str]) -> None:  # optional
         """Refuse a source whose items lack a column that this needs; called with the job's source.
 

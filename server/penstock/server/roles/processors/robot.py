@@ -25,6 +25,7 @@ from penstock.server.roles.parameters import AtLeast, OneOf, declared
 from penstock.server.roles.processor import MediaProcessor
 from penstock.server.roles.processors.video import PIXELS, RGB24
 from penstock.server.roles.samples import RawItem, Sample
+from penstock.server.roles.source import Source
 from penstock.wire.errors import InvalidJob
 
 PAD = "_is_pad"
@@ -114,6 +115,14 @@ class RobotProcessor(MediaProcessor):
     def frame_counts(self) -> FrameCounts:
         """Return what was decoded so far in this process, and what for."""
         return self.frames.counts
+
+    def least_sample_bytes(self, source: Source) -> int:
+        """Return what the pixels of cameras take whose shape the source declares."""
+        shown = source.shown_pixels()
+        pixels = sum(
+            count for name, count in shown.items() if self.cameras is None or name in self.cameras
+        )
+        return 3 * pixels if self.pixels == RGB24 else 3 * pixels // 2
 
     def most_video_bytes(self) -> int:
         """Return what the bounds allow, as far as videos were seen."""

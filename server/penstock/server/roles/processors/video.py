@@ -32,6 +32,7 @@ from penstock.server.roles.parameters import AtLeast, OneOf, declared
 from penstock.server.roles.processor import MediaProcessor
 from penstock.server.roles.processors.picture_sides import Sides, extent_of
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
+from penstock.server.roles.source import Source
 from penstock.wire.colours import COLOURS, PLANES
 from penstock.wire.errors import InvalidJob
 
@@ -184,6 +185,14 @@ class VideoProcessor(MediaProcessor):
         if self.pixels == RGB24:
             return (KEY, NUMBERS, TIMES)
         return (*(KEY + end for end in (*PLANES, COLOURS)), NUMBERS, TIMES)
+
+    def least_sample_bytes(self, source: Source) -> int:
+        """Return what pixels take where the job alone says how many there are."""
+        if self.resize != "exact":
+            return 0
+        lists = [each for each in (self.numbers, self.times) if isinstance(each, list | tuple)]
+        frames = self.nframes or (len(lists[0]) if lists else 1)
+        return frames * self._geometry.size.height * self._geometry.size.width * 3
 
     def most_video_bytes(self) -> int:
         """Return what the bounds allow, as far as videos were seen."""
