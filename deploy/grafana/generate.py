@@ -73,6 +73,11 @@ def rate(name: str, labels: str, by: str) -> str:
     return f"sum by ({by}) (rate({name}{{{labels}}}{RATE}))"
 
 
+def video_frames(what: str) -> str:
+    """Return the rate of frames of a kind, by job."""
+    return rate("penstock_video_frames_total", f'{RUN}, what="{what}"', JOB)
+
+
 def quantile(share: float, name: str, labels: str, by: str = "") -> str:
     """Return a quantile of a histogram."""
     return f"histogram_quantile({share}, {rate(f'{name}_bucket', labels, f'le{by}')})"
@@ -520,6 +525,30 @@ RUNS = (
                     (rate("penstock_recomputed_batches_total", RUN, JOB), f"again: {{{{{JOB}}}}}"),
                     (rate("penstock_cache_hits_total", RUN, JOB), f"cached: {{{{{JOB}}}}}"),
                 ),
+            ),
+        ),
+        "Videos": (
+            Panel(
+                "Frames decoded for one delivered",
+                (
+                    (
+                        f"{video_frames('decoded')} / ({video_frames('delivered')} > 0)",
+                        f"{{{{{JOB}}}}}",
+                    ),
+                ),
+                unit="short",
+                note="1 where each frame that is decoded is wanted once; key frames far apart, or "
+                "decoders that are closed too early, make it more.",
+            ),
+            Panel(
+                "Videos: open, opened and closed for room",
+                ((rate("penstock_video_opens_total", RUN, "result"), "{{result}}"),),
+            ),
+            Panel(
+                "Processor time of videos, by stage",
+                ((rate("penstock_video_cpu_seconds_total", RUN, "stage"), "{{stage}}"),),
+                unit="short",
+                note="Of how many cores: fetching, decoding, converting, and copying into batches.",
             ),
         ),
     },

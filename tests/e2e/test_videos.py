@@ -9,13 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 import yaml
 
 import videos
-from harness import serving, write_job_file
+from harness import Server, serving, write_job_file
 from penstock.client import Loader
 from penstock.client.media import ToRgb
 from penstock.server.media.video.torchcodec_package import load_torchcodec
@@ -194,6 +195,36 @@ def test_a_node_gives_the_same_frames_by_torchcodec(tmp_path: Path) -> None:
     assert len(found["pyav"]) == len(found["torchcodec"]) == 2
     for one, other in zip(found["pyav"], found["torchcodec"], strict=True):
         assert np.array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_what_decoding_takes_is_counted(tmp_path: Path) -> None:
+    """Videos that were open, frames decoded and delivered, and where the processor time goes."""
+    items = write_clips(tmp_path / "clips")
+    job = job_of(items, decoders=2, frame_bytes=0)
+    file = write_job_file(tmp_path / "job.yaml", {"main": job}, metrics="127.0.0.1:0")
+
+    with serving(file, "--workers", "1") as server:
+        with Loader(server.address, "main") as loader:
+            assert sum(len(batch["n"]) for batch in loader) == len(items)
+        frames = by_label(server, "penstock_video_frames_total", "what")
+        opens = by_label(server, "penstock_video_opens_total", "result")
+        cpu_s = by_label(server, "penstock_video_cpu_seconds_total", "stage")
+
+    assert frames["delivered"] == sum(len(item["wanted"]) for item in items)
+    assert frames["decoded"] >= frames["delivered"] > frames["shared"] == 0
+    assert opens["hits"] + opens["misses"] >= len(items)
+    assert opens["misses"] - opens["evictions"] <= 2
+    assert cpu_s["decode"] > 0
+    assert cpu_s.keys() == {"fetch", "decode", "convert", "copy"}
+    assert all(spent >= 0 for spent in cpu_s.values())
+
+
+def by_label(server: Server, metric: str, label: str) -> dict[str, float]:
+    """Return a metric of the job `main` by one of its labels."""
+    with urlopen(f"http://{server.events('ready')[0]['metrics']}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    found = re.findall(rf'^{metric}{{penstock_job="main",{label}="(\w+)"}} (\S+)$', text, re.M)
+    return {name: float(value) for name, value in found}
 
 
 # --- what docs/video.md says ---

@@ -11,9 +11,12 @@ import pytest
 
 import pictures
 import videos
+from penstock.server.commands.memory_formula import node_memory
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
 from penstock.server.media.bad_video import BadVideo
+from penstock.server.media.media_files import MediaFiles
+from penstock.server.media.media_reader import MediaReader
 from penstock.server.media.medium import HeldMedium
 from penstock.server.roles import ProcessContext, SimpleBatcher
 from penstock.server.roles.processors import RobotProcessor
@@ -191,3 +194,63 @@ def test_a_video_is_told_by_its_content_and_not_its_name() -> None:
         found.append(read_number(processor.process(item, context)["front"]))
 
     assert found == [10, 20]
+
+
+def test_parts_that_cameras_need_are_told_by_their_indexes(root: Path) -> None:
+    """Whole files before there is one; then where frames lie; and nothing of frames in memory."""
+    source = LerobotSource(str(root), delta_timestamps={FRONT: [-0.1, 0.0]})
+    [item] = source.fetch([5])
+    reader = MediaReader(MediaFiles(str(root), endings=[".mp4"]))
+    media = reader.media(RobotProcessor().references(item))
+    sizes = [medium.size() for medium in media]
+    first, later = RobotProcessor(), RobotProcessor()
+
+    before = first.parts_read(item, media, for_size=False)
+    first.process(item, ProcessContext(ItemRef("main", 5, 0), 7, media))
+    after = first.parts_read(item, media, for_size=False)
+    kept = later.parts_read(item, media, for_size=False)
+
+    assert len(media) == 2
+    assert before == [[(0, size)] for size in sizes]
+    assert after == [(), ()]
+    for spans, size in zip(kept, sizes, strict=True):
+        assert spans is not None
+        assert 0 <= spans[0][0] < spans[-1][1] <= size
+
+
+def test_batches_of_declared_cameras_are_known_before_they_are_made(root: Path) -> None:
+    """So a job of which a node holds none is refused; planes take half."""
+    source = LerobotSource(str(root), delta_timestamps={FRONT: [-0.1, 0.0]})
+    for pixels, each in (("rgb24", 6), ("yuv420p", 3)):
+        job = Job(
+            name="robots",
+            source=source,
+            processor=RobotProcessor(pixels=pixels),
+            batcher=SimpleBatcher(16),
+            media=MediaFiles(str(root), endings=[".mp4"]),
+        )
+        takes = 16 * 3 * HEIGHT * WIDTH * each // 2
+        assert job.least_batch_bytes == takes
+        job.check_fits(takes)
+        said = f"a batch of job 'robots' takes {takes:,} bytes or more, and ready_bytes of the"
+        with pytest.raises(InvalidJob, match=f"{said} server is {takes - 1:,}: not even one fits"):
+            job.check_fits(takes - 1)
+
+
+def test_the_memory_of_a_node_has_open_videos_and_frames(root: Path) -> None:
+    """Their bounds, in each worker; as soon as videos were seen, no more than these can take."""
+    processor = RobotProcessor(decoders=4, decoder_bytes=1 << 30, frame_bytes=1 << 20)
+    job = Job(
+        source=LerobotSource(str(root)),
+        processor=processor,
+        batch_size=2,
+        media=MediaFiles(str(root), endings=[".mp4"]),
+    )
+
+    def videos_mib() -> float:
+        told = {"workers": 3, "ready_bytes": 1 << 20, "imported": ()}
+        return node_memory(job, **told, sample_bytes=1, batch_bytes=1).videos
+
+    assert videos_mib() == 3 * (1024 + 1)
+    processed(processor, root, job.sources["main"].fetch([0, 5]))
+    assert 3 < videos_mib() < 3 * (4 * 4 + 1)

@@ -210,7 +210,7 @@ def test_many_items_are_decoded_in_the_order_of_their_files() -> None:
     found = processor.process_batch(raws, contexts)
 
     assert [numbers_in(sample) for sample in found] == [[50], [3], [40], [20], [10]]
-    assert processor.decoding.decoded <= 51 + 3
+    assert processor.frame_counts.decoded <= 51 + 3
 
 
 def test_a_sample_is_cut_between_frames() -> None:

@@ -138,6 +138,31 @@ METRICS: dict[str, Metric] = {
         "LMDBs.",
         (),
     ),
+    "penstock_video_frames_total": Metric(
+        "counter",
+        (JOB, "what"),
+        "frames",
+        "Frames of videos: `decoded`; `delivered`, those that items want; `shared`, those of them "
+        "that were decoded for an earlier item. `decoded` divided by `delivered` says what "
+        "distant key frames cost.",
+        ("run",),
+    ),
+    "penstock_video_opens_total": Metric(
+        "counter",
+        (JOB, "result"),
+        "videos",
+        "Videos of which frames were decoded: `hits`, it was open; `misses`, it was opened; "
+        "`evictions`, it was closed to make room, within `decoders` and `decoder_bytes`.",
+        ("run",),
+    ),
+    "penstock_video_cpu_seconds_total": Metric(
+        "counter",
+        (JOB, "stage"),
+        "seconds",
+        "Processor seconds of jobs that decode videos, by stage: `fetch` from storage, `decode`, "
+        "`convert` to pixels, `copy` into the batch; without those of libraries' own threads.",
+        ("run",),
+    ),
     "penstock_source_drawn_bytes_total": Metric(
         "counter",
         (JOB,),

@@ -82,6 +82,8 @@ async def _serve(
     ending = Ending()
     _on_signals(stop, at_once)
     jobs = {name: config.job(name) for name in names or config.jobs}
+    for job in jobs.values():
+        job.check_fits(settings.ready_limit_bytes)
     if store is None:
         store = open_store(settings.store, config.base)
     metrics = Metrics(VERSION)

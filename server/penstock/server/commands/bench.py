@@ -21,6 +21,7 @@ from penstock.server.commands.set_option import set_option
 from penstock.server.commands.sheet import Sheet
 from penstock.server.jobs.load import load
 from penstock.server.jobs.target import absolute_target
+from penstock.server.media.media_cpu import MEDIA_STAGES
 from penstock.server.process.process_tree import cpu_s, descendants, memory_bytes
 from penstock.server.transports.local import PrivateNode
 
@@ -77,7 +78,9 @@ def bench(
     measures for a fixed time: samples, batches, frames and bytes per second, the gaps between
     batches, the first batch, processor seconds of node, workers and reader, the workers' seconds by
     stage (by the clock: what they wait for counts), distinct episodes in a batch, and the most
-    memory of all processes together. No cursor is moved and no store is written.
+    memory of all processes together; of videos the frames decoded for one delivered, and processor
+    seconds of a frame for fetching, decoding, converting and copying. No cursor is moved and no
+    store is written.
 
     Exits with 2 if no sample came in that time.
 
@@ -166,6 +169,8 @@ def _heard(
             "node_s": sum(map(cpu_s, others - pids)),
             "stages_s": found["counts"]["stages_s"],
             "read_bytes": found["counts"]["read_bytes"],
+            "video_cpu_s": found["counts"]["video_cpu_s"],
+            "video_frames": found["counts"]["video_frames"],
         }
     return marks, figures if reader.wait() == 0 else None
 
@@ -218,6 +223,7 @@ def _together(
         stage: round(spent - before["stages_s"].get(stage, 0.0), 3)
         for stage, spent in sorted(after["stages_s"].items())
     }
+    video = _video(before, after)
     samples, frames, total_s = figures["samples"], figures["frames"], sum(cpu.values())
     first_s = figures.pop("first_batch_s")
     return {
@@ -232,7 +238,30 @@ def _together(
         "cpu_s_per_frame": round(total_s / frames, 9) if frames else None,
         "stages_s": stages,
         "stages_s_per_sample": {name: round(spent / samples, 9) for name, spent in stages.items()},
+        **({} if video is None else {"video": video}),
         "peak_memory_bytes": most_bytes,
+    }
+
+
+def _video(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what videos took in the node meanwhile; None = no frame of one was delivered.
+
+    Frames are those that workers made, of which the reader may still lack some.
+    """
+    frames = {
+        name: count - before["video_frames"].get(name, 0)
+        for name, count in after["video_frames"].items()
+    }
+    if not (delivered := frames.get("delivered", 0)):
+        return None
+    spent = {
+        stage: after["video_cpu_s"].get(stage, 0.0) - before["video_cpu_s"].get(stage, 0.0)
+        for stage in MEDIA_STAGES
+    }
+    return {
+        "frames": delivered,
+        "decoded_per_frame": round(frames["decoded"] / delivered, 3),
+        "cpu_s_per_frame": {stage: round(each / delivered, 9) for stage, each in spent.items()},
     }
 
 
@@ -279,6 +308,12 @@ def _sheet(found: Mapping[str, Any]) -> Sheet:
     rows.append(("processor time of a sample", f"{1000 * found['cpu_s_per_sample']:,.3f} ms"))
     if found["cpu_s_per_frame"] is not None:
         rows.append(("processor time of a frame", f"{1000 * found['cpu_s_per_frame']:,.3f} ms"))
+    if (video := found.get("video")) is not None:
+        rows.append(("frames decoded for one delivered", f"{video['decoded_per_frame']:,}"))
+        each = ", ".join(
+            f"{stage} {1000 * spent:,.3f} ms" for stage, spent in video["cpu_s_per_frame"].items()
+        )
+        rows.append(("of it for a frame of video", each))
     rows.append(("memory at its peak", f"{found['peak_memory_bytes'] / 2**20:,.0f} MiB"))
     stages = [
         (STAGES.get(stage, stage), f"{spent:,.2f} s, {1000 * each:,.3f} ms a sample")

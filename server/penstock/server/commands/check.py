@@ -137,6 +137,7 @@ def _examine(config: Config, name: str, items: int, batches: int) -> JobMeasures
         progress.say(f"job {name}: opening its source")
         job, workers = config.job(name), config.server.worker_count
         try:
+            job.check_fits(config.server.ready_limit_bytes)
             return examine(
                 job,
                 partial(gather_elsewhere, config, name, items, batches),

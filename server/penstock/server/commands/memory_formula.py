@@ -21,6 +21,7 @@ from penstock.server.node.supply.counting import count_processes
 from penstock.server.pipeline.draws_ahead import waiting_samples
 from penstock.server.pipeline.kept_items import kept_bytes
 from penstock.server.planning.log.planned_log import planned_log
+from penstock.server.roles.processor import MediaProcessor
 from penstock.server.roles.reading import Reading
 from penstock.server.sources.cache import CACHE_BYTES, most_cached
 
@@ -66,6 +67,8 @@ class NodeMemory:
         ready: Batches where readers are slower than the node: `ready_bytes` of them.
         media: Pictures and sounds that are fetched ahead of decoding, in all workers, where they
             are far enough for that.
+        videos: Videos that are open, and frames that are held for items that follow, in all
+            workers, where that many are decoded.
         counting: The processes that count a finite job whose length somebody asks for, with the
             blocks and samples that they hold.
         keeping_up: All of it while readers take what is made, without `reader`.
@@ -83,11 +86,12 @@ class NodeMemory:
     counting: float = 0.0
     pieces: float = 0.0
     media: float = 0.0
+    videos: float = 0.0
 
     @property
     def _working(self) -> float:
         working = self.processes + self.blocks + self.samples + self.pieces
-        return working + self.plans + self.media + self.counting
+        return working + self.plans + self.media + self.videos + self.counting
 
     @property
     def keeping_up(self) -> float:
@@ -155,6 +159,7 @@ def node_memory(
         counting=counts * worker + blocks(counts) + waiting if counts else 0.0,
         pieces=_pieces_bytes(job, workers, sample_bytes, lanes_share) / MIB,
         media=(workers + counts) * _media_bytes(job) / MIB,
+        videos=workers * _videos_bytes(job) / MIB,
     )
 
 
@@ -162,6 +167,12 @@ def _media_bytes(job: Job) -> float:
     """Return the bytes of media that each worker fetches ahead, where it does."""
     media = [roles.media for roles in job.role_sets if roles.media is not None]
     return sum(reader.files.ahead_bytes for reader in media if reader.fetching.waits)
+
+
+def _videos_bytes(job: Job) -> float:
+    """Return what open videos and held frames of each worker take."""
+    found = [roles.processor for roles in job.role_sets]
+    return sum(each.most_video_bytes() for each in found if isinstance(each, MediaProcessor))
 
 
 def _pieces_bytes(job: Job, workers: int, sample_bytes: float, share: float) -> float:

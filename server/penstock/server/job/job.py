@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,11 +24,12 @@ from penstock.server.files.catalog import HandedOver
 from penstock.server.job.planned_batches import in_words
 from penstock.server.job.role_set import DEFAULT_LANES, JobPlan, RoleSet, joint_layout
 from penstock.server.media.media_files import MediaFiles
+from penstock.server.media.video.frame_counts import FrameCounts
 from penstock.server.roles.batcher import SampleBatcher
 from penstock.server.roles.collator import BatchCollator, KeySpec, ValueLayout
 from penstock.server.roles.distributor import DataDistributor
 from penstock.server.roles.draws import LaneDraws
-from penstock.server.roles.processor import RawItemProcessor
+from penstock.server.roles.processor import MediaProcessor, RawItemProcessor
 from penstock.server.roles.reading import Reading
 from penstock.server.roles.source import Source
 from penstock.wire.errors import Counting, InvalidJob, InvalidRequest, UnknownJob
@@ -646,6 +648,50 @@ class Job:
         """Return how many bytes of media that items name were read since the last call."""
         media = (roles.media for roles in self.role_sets if roles.media is not None)
         return sum(reader.read_bytes() for reader in media)
+
+    @property
+    def decodes_videos(self) -> bool:
+        """Tell whether a processor counts frames of videos."""
+        found = [roles.processor for roles in self.role_sets]
+        return any(isinstance(p, MediaProcessor) and p.frame_counts is not None for p in found)
+
+    def video_frames(self) -> Counter[str]:
+        """Return what was decoded of videos since the last call: as `FrameCounts`, by name."""
+        found: Counter[str] = Counter()
+        for roles in self.role_sets:
+            processor = roles.processor
+            now = processor.frame_counts if isinstance(processor, MediaProcessor) else None
+            if now is not None:
+                before = self._frames_before.get(id(processor), FrameCounts())
+                self._frames_before[id(processor)] = replace(now)
+                found += now.since(before)
+        return found
+
+    @cached_property
+    def _frames_before(self) -> dict[int, FrameCounts]:
+        return {}
+
+    @cached_property
+    def least_batch_bytes(self) -> int:
+        """Return how many bytes the largest of its batches take at least; 0 = nothing is known."""
+        return max(roles.least_batch_bytes for roles in self.role_sets)
+
+    def check_fits(self, ready_bytes: int) -> None:
+        """Refuse a job of which a node cannot hold one batch.
+
+        Args:
+            ready_bytes: How many bytes of batches may be ready there.
+
+        Raises:
+            InvalidJob: Its batches are larger.
+        """
+        if self.least_batch_bytes > ready_bytes:
+            raise InvalidJob(
+                f"a batch of job {self.name!r} takes {self.least_batch_bytes:,} bytes or more, and "
+                f"ready_bytes of the server is {ready_bytes:,}: not even one fits; raise it, or "
+                "take a smaller batch_size, fewer frames or smaller pictures",
+                key="batch_size",
+            )
 
     def close(self) -> None:
         """Let go of the sources' files."""

@@ -244,6 +244,19 @@ class RoleSet:
             if self.batcher.needs_sizes and key is not None and key not in keys:
                 raise no_length(key, keys)
 
+    @property
+    def least_batch_bytes(self) -> int:
+        """Return how many bytes each full batch takes at least, by what is known unread; 0 = none.
+
+        Known of collators that keep every value: one of a user's may make less of them.
+        """
+        samples = self.batcher_facts.samples_of_batch
+        keeps = type(self.collator) in (builtin.DefaultBatchCollator, builtin.ListsCollator)
+        if samples is None or not keeps or not self.sources:
+            return 0
+        sources = self.sources.values()
+        return samples * min(self.processor.least_sample_bytes(source) for source in sources)
+
     def identity(self) -> dict[str, Any]:
         """Return what of these roles decides bytes, JSON-able."""
         return {

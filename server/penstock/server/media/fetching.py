@@ -70,6 +70,9 @@ class Fetchable(Protocol):
     def fetch_parts(self, media: Sequence[Any]) -> list[bytes]:
         """Read several parts of its file at once, this among them; raises as `fetch`."""
 
+    def forgotten(self) -> None:
+        """Be told that its bytes are held no longer; called within this room's lock."""
+
 
 class NeedsRoom(Exception):
     """A medium turned out larger than the room that is counted for it."""
@@ -113,8 +116,14 @@ class Fetching:
         self._changed = threading.Condition()
         self._ahead: OrderedDict[Hashable, _Ahead] = OrderedDict()
         self._asked: deque[_Ahead] = deque()
+        self._spare: OrderedDict[Hashable, None] = OrderedDict()  # held, and needed by nobody
         self._threads = self._idle = self._takes = self._read_bytes = 0
         self.held_bytes = 0
+
+    @property
+    def most_bytes(self) -> int:
+        """Return how many bytes are held at most."""
+        return self._most_bytes
 
     @property
     def waits(self) -> bool:
@@ -151,6 +160,25 @@ class Fetching:
                 threading.Thread(target=self._serve, name="penstock-media", daemon=True).start()
             self._changed.notify_all()
 
+    def need(self, media: Iterable[Fetchable]) -> None:
+        """Keep media that somebody needs again, as far as they are held."""
+        with self._changed:
+            for medium in media:
+                self._spare.pop(medium.key, None)
+
+    def spare(self, media: Iterable[Fetchable]) -> None:
+        """Hold media, which `look` has kept, only until there is need of their room."""
+        with self._changed:
+            for medium in media:
+                if (known := self._ahead.get((medium.key, None))) is None:
+                    medium.forgotten()  # there was no place for it, or it was dropped
+                elif known in self._asked:  # nobody has begun with it, and nobody wants it
+                    self._asked.remove(known)
+                    self._drop(known)
+                else:
+                    self._spare[medium.key] = None
+            self._changed.notify_all()
+
     # --- for those who need it ---
 
     def take(self, medium: Fetchable, count: int | None = None) -> bytes | None:
@@ -185,10 +213,12 @@ class Fetching:
         asked for whole is about to read it.
         """
         with self._changed:
+            self._takes += 1
             known = self._ahead.get((medium.key, None))
             if known is None:
                 return None
             self._changed.wait_for(lambda: not known.is_busy)
+            known.takes = self._takes  # it is in use, so it is not stale
             if known.data is not None or known not in self._asked:
                 return known.data
             self._asked.remove(known)
@@ -235,7 +265,17 @@ class Fetching:
         if not self.held_bytes:
             return True
         self._drop_stale()
-        return self.held_bytes + self._room(self._asked[0]) <= self._most_bytes
+        room = self._most_bytes - self._room(self._asked[0])
+        while self.held_bytes > room and (known := self._oldest_spare()) is not None:
+            self._drop(known)
+        return self.held_bytes <= room
+
+    def _oldest_spare(self) -> _Ahead | None:
+        """Return what is held and needed by nobody, for the longest time."""
+        for key in self._spare:
+            if not (known := self._ahead[key, None]).is_busy:
+                return known
+        return None
 
     def _room(self, known: _Ahead) -> int:
         expected = known.medium.expected_bytes
@@ -310,7 +350,9 @@ class Fetching:
             self._changed.notify_all()
 
     def _drop(self, known: _Ahead) -> None:
-        self._ahead.pop((known.medium.key, known.count), None)
+        if self._ahead.pop((known.medium.key, known.count), None) is not None:
+            self._spare.pop(known.medium.key, None)
+            known.medium.forgotten()
         self.held_bytes -= known.room
         known.room = 0
         self._changed.notify_all()

@@ -10,7 +10,8 @@ from functools import partial
 from typing import TypeVar
 
 from penstock.server.files.catalog import Stamp, local_stamp
-from penstock.server.media.fetching import Fetching, NeedsRoom
+from penstock.server.media.fetched_parts import FetchedParts, FilePart
+from penstock.server.media.fetching import Fetchable, Fetching, NeedsRoom
 from penstock.server.media.listing import Listed
 from penstock.server.media.media_places import MediaPlace, is_url
 from penstock.server.media.media_reference import FileReference
@@ -41,10 +42,12 @@ class FileMedium(Medium):
         most_bytes: What has more bytes is not read.
         filesystems: Opens what lies behind URLs.
         fetching: Counts, and fetches ahead.
+        parts: Parts of files that were fetched ahead.
 
     Attributes:
         place: The same.
         key: What is read, for those who fetch it ahead.
+        offset: Where in the file it begins.
     """
 
     def __init__(
@@ -55,12 +58,14 @@ class FileMedium(Medium):
         most_bytes: int,
         filesystems: Filesystems,
         fetching: Fetching,
+        parts: FetchedParts,
     ) -> None:
         self.name = without_credentials(place.path)
         self.place, self._reference = place, reference
+        self.offset = reference.start
         self.key = place.path, reference.start, reference.length
         self._listed, self._most_bytes = listed, most_bytes
-        self._filesystems, self._fetching = filesystems, fetching
+        self._filesystems, self._fetching, self._parts = filesystems, fetching, parts
         self._seen: Stamp | None = None  # of a file that is not listed
         self._head: bytes | None = None
 
@@ -70,7 +75,10 @@ class FileMedium(Medium):
             known = self._fetching.look(self)
             if known is not None:
                 return memoryview(known)[:count]
-            self._head = self._fetching.take(self, count) or self._tried(partial(self.fetch, count))
+            found = self._fetching.take(self, count)
+            if found is None and (part := self._fetched(0, count)) is not None:
+                found = bytes(part)
+            self._head = found or self._tried(partial(self.fetch, count))
         return self._head[:count]
 
     def read(self) -> bytes | memoryview:
@@ -85,7 +93,7 @@ class FileMedium(Medium):
 
     def size(self) -> int:
         """Return how many bytes it has, which reading its head tells; see `Medium.size`."""
-        if self.expected_bytes is None:
+        if self.expected_bytes is None and self._fetched(0, 1) is None:
             self.head()
         if (known := self._listed or self._seen) is not None:
             self._tried(lambda: self._check_part(known.size))
@@ -99,15 +107,62 @@ class FileMedium(Medium):
             return self._head[start:stop]
         if stop <= start:
             return b""
+        if (found := self._fetched(start, stop)) is not None:
+            return found
         first = self._reference.start
         return self._tried(lambda: self._read(first + start, first + stop))
 
+    def available(self, start: int, stop: int) -> bytes | memoryview:
+        """Return what was fetched ahead from a byte on, else all; see `Medium.available`."""
+        size = self.size()
+        found = self._fetched(start, start + 1, most=min(stop, size) - start)
+        return self.at(start, stop) if found is None else found
+
+    def _fetched(self, start: int, stop: int, most: int | None = None) -> memoryview | None:
+        """Return bytes that a part has which was fetched ahead; None = it lacks some of them.
+
+        Args:
+            start: The first.
+            stop: After the last that there must be, where the file does not end before.
+            most: How many to return, if there are; None = as many as there must be.
+        """
+        first = self._reference.start
+        if (found := self._parts.find(self.place, first + start)) is None:
+            return None
+        data, seen = found
+        if seen is not None:
+            self._tried(partial(self._check_same, seen))
+            self._seen = self._seen or seen
+        if self.expected_bytes is not None:
+            stop = min(stop, self.expected_bytes)
+        if len(data) < stop - start:
+            return None
+        return data[: stop - start if most is None else most]
+
+    @property
+    def is_far(self) -> bool:
+        """Tell whether it is fetched ahead; see `Medium.is_far`."""
+        return self._fetching.waits
+
+    def known(self) -> tuple[int, str]:
+        """Return its size and version as the directory, or an earlier reader, has seen it."""
+        before = None if self._listed or self._seen else self._parts.last_seen(self.place)
+        version = self._version(before or self._seen)
+        return int(version.partition(" ")[0] or 0), version
+
     def version(self) -> str:
         """Return its size and what its filesystem tells of its version; see `Medium.version`."""
-        size, listed = self.size(), self._listed
-        if listed is not None and listed.version:
-            return f"{size} {listed.version}"
-        return f"{size} {self._seen.whole}" if self._seen and self._seen.is_settled else ""
+        self.size()
+        return self._version(self._seen)
+
+    def _version(self, seen: Stamp | None) -> str:
+        known, start, length = self._listed or seen, self.offset, self._reference.length
+        if known is None:
+            return ""
+        size = max(0, known.size - start) if length is None else length
+        if self._listed is not None and self._listed.version:
+            return f"{size} {self._listed.version}"
+        return f"{size} {seen.whole}" if seen and seen.is_settled else ""
 
     @property
     def expected_bytes(self) -> int | None:
@@ -177,11 +232,14 @@ class FileMedium(Medium):
             raise OSError(f"{len(data):,} bytes of it came where {wanted:,} were asked for")
         return data
 
-    def fetch_parts(self, media: Sequence[FileMedium]) -> list[bytes]:
+    def forgotten(self) -> None:
+        """Be told that what was fetched ahead was dropped: nothing refers to it."""
+
+    def fetch_parts(self, media: Sequence[Fetchable]) -> list[bytes]:
         """Read several parts of its file at once; raises as `fetch`.
 
         Args:
-            media: Parts of the same file, this among them.
+            media: Parts of the same file.
         """
         spans = [medium.span for medium in media if medium.span is not None]
         for start, stop in spans:
@@ -190,6 +248,9 @@ class FileMedium(Medium):
         data = self._read(first, last)
         if len(data) < last - first:
             raise EOFError(f"{self.name} ends before byte {last}")
+        for each in media:
+            if isinstance(each, FilePart):
+                each.seen = self._seen
         return [data[start - first : stop - first] for start, stop in spans]
 
     def _read(self, start: int, stop: int) -> bytes:
@@ -198,6 +259,7 @@ class FileMedium(Medium):
         self._check_same(part.stamp)
         if self._listed is None and self._seen is None:
             self._seen = part.stamp
+            self._parts.saw(self.place, part.stamp)
         self._check_part(part.stamp.size)
         self._fetching.note(len(part.data), time.monotonic() - began_s)
         return part.data

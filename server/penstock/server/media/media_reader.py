@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.server.core.shown import shown
 from penstock.server.files.catalog import HandedOver
+from penstock.server.media.fetched_parts import FetchedParts
 from penstock.server.media.fetching import Fetching
 from penstock.server.media.file_medium import FileMedium
 from penstock.server.media.listing import Listed, MediaListing
@@ -32,6 +33,7 @@ class MediaReader:
     Attributes:
         files: The same.
         fetching: Fetches ahead, and counts.
+        parts: Parts of large files that are fetched ahead.
 
     Raises:
         InvalidJob: A directory is not there.
@@ -56,6 +58,7 @@ class MediaReader:
         self.fetching = Fetching(
             files.requests, files.ahead_bytes, EXPECTED_FAR_S if may_be_far else 0.0
         )
+        self.parts = FetchedParts(self.fetching)
 
     def media(self, references: Sequence[Any], source: str = "") -> list[Medium]:
         """Return the media of an item; nothing is read for that.
@@ -109,6 +112,7 @@ class MediaReader:
             self.files.max_file_bytes,
             self.files.filesystems,
             self.fetching,
+            self.parts,
         )
 
     def _listed(self, place: MediaPlace) -> Listed | None:

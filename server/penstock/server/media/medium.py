@@ -61,6 +61,30 @@ class Medium(ABC):
         """
         return self.read()[start:stop]
 
+    def available(self, start: int, stop: int) -> bytes | memoryview:
+        """Return its bytes from `start` on: at least one, and none from `stop` on.
+
+        Fewer than all of them where some were fetched before: who goes on asks for the next.
+        `start` lies before its end.
+
+        Raises:
+            BadItem, SourceUnavailable, SourceChanged: As `head`.
+        """
+        return self.at(start, stop)
+
+    @property
+    def is_far(self) -> bool:
+        """Tell whether it takes so long to read that what will be needed is fetched ahead."""
+        return False
+
+    def known(self) -> tuple[int, str]:
+        """Return its size, and what `version` will probably be, without reading anything.
+
+        Returns:
+            An empty version: nothing is known, nor is the size.
+        """
+        return 0, ""
+
     def version(self) -> str:
         """Return what tells its content from any other of its name; empty = nothing known does.
 

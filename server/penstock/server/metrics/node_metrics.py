@@ -19,6 +19,8 @@ from penstock.common import tracing
 from penstock.common.metric_table import help_of
 from penstock.server.core.reasons import QUARANTINED, RETRIES, SIZES
 from penstock.server.job.job import Job
+from penstock.server.media.media_cpu import MEDIA_STAGES
+from penstock.server.media.video.frame_counts import FRAMES, OPENS
 from penstock.server.metrics.scraped import CallerCollector, StatusCollector
 from penstock.server.metrics.series import Series, made
 from penstock.server.node.protocol.observer import Observer
@@ -97,6 +99,9 @@ class Metrics(Observer):
         self._stages = Series("penstock_decode_duration_seconds", registry)
         self._read = Series("penstock_source_read_bytes_total", registry)
         self._media = Series("penstock_media_read_bytes_total", registry)
+        self._frames = Series("penstock_video_frames_total", registry)
+        self._opens = Series("penstock_video_opens_total", registry)
+        self._media_cpu = Series("penstock_video_cpu_seconds_total", registry)
         self._drawn = Series("penstock_source_drawn_bytes_total", registry)
         self._sent = Series("penstock_batches_sent_total", registry)
         self._sent_bytes = Series("penstock_sent_bytes_total", registry)
@@ -160,6 +165,10 @@ class Metrics(Observer):
                 *(self._sent, self._sent_bytes, self._sent_tokens, self._lent, self._lent_bytes),
             ):
                 tally.add(0, name)
+            if job.decodes_videos:
+                self.decoded(
+                    name, dict.fromkeys((*FRAMES, *OPENS), 0), dict.fromkeys(MEDIA_STAGES, 0)
+                )
             if item_bytes := _item_bytes(job):
                 self._item_bytes[name] = item_bytes
                 self._drawn.add(0, name)
@@ -238,6 +247,13 @@ class Metrics(Observer):
         self._count_read(job, read_bytes, media_bytes)
         if drawn and job in self._item_bytes:
             self._drawn.add(drawn * self._item_bytes[job], job)
+
+    @override
+    def decoded(self, job: str, frames: Mapping[str, int], cpu_s: Mapping[str, float]) -> None:
+        for name, count in frames.items():
+            (self._opens if name in OPENS else self._frames).add(count, job, name)
+        for stage, seconds in cpu_s.items():
+            self._media_cpu.add(seconds, job, stage)
 
     def counting(self, job: str, seconds: float, read_bytes: int, media_bytes: int) -> None:
         """What it cost to find out where lanes end: nothing is drawn for it, so it is read more."""
@@ -381,6 +397,10 @@ class Metrics(Observer):
             "sent_tokens": int(self._sent_tokens.sums(job).get((), 0)),
             "stages_s": {
                 stage: round(spent, 3) for (stage,), spent in self._stages.sums(job).items()
+            },
+            "video_frames": {name: int(count) for (name,), count in self._frames.sums(job).items()},
+            "video_cpu_s": {
+                stage: round(spent, 3) for (stage,), spent in self._media_cpu.sums(job).items()
             },
             "skipped": {
                 reason: int(count) for (reason,), count in self._skipped.sums(job).items() if count

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from penstock.server.core.refs import ItemRef
@@ -73,7 +74,7 @@ class ItemMedia:
     ) -> None:
         """Have the media of items of one set of roles fetched; only where it `waits`.
 
-        Of a processor that reads parts of its media nobody knows which: it reads them itself.
+        Parts of media that the processor names are held until `release`.
 
         Args:
             items: The items.
@@ -85,17 +86,30 @@ class ItemMedia:
         reader, processor = roles.media, roles.processor
         if reader is None or not isinstance(processor, MediaProcessor):
             return
-        if count is None and not processor.reads_whole:
-            return
         wanted: list[FileMedium] = []
         for item, raw in zip(items, raws, strict=True):
             try:
                 [media] = self.of([item], [raw])
+                said = partial(processor.parts_read, raw, media, for_size=count is not None)
+                parts = contained(said)
             except Exception as error:  # of this item: it is named once it is needed
                 logger.debug("the media of item %s are not fetched ahead: %s", item, error)
                 continue
-            wanted += [medium for medium in media if isinstance(medium, FileMedium)]
-        reader.fetching.ask(wanted, count, now=now)
+            for medium, spans in zip(media, parts, strict=True):
+                if not isinstance(medium, FileMedium):
+                    continue
+                if spans:
+                    reader.parts.ask(medium, spans, item, now=now)
+                elif spans is None and (count is not None or processor.reads_whole):
+                    wanted.append(medium)
+        if wanted:
+            reader.fetching.ask(wanted, count, now=now)
+
+    def release(self, items: Iterable[ItemRef]) -> None:
+        """Let others have the room of the parts that were held for these items."""
+        for roles in self._sets:
+            if roles.media is not None:
+                roles.media.parts.release(items)
 
     def ask_ahead(
         self,

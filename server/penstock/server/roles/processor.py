@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from penstock.server.media.medium import Medium
 from penstock.server.media.pictures_shown import Picture, pictures_in
+from penstock.server.media.video.frame_counts import FrameCounts
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.role import Role, failing
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
@@ -116,6 +117,16 @@ class RawItemProcessor(Role, ABC):
         """Tell whether a sample is its item, unchanged: then nothing need be called for it."""
         return False
 
+    def least_sample_bytes(self, source: Source) -> int:
+        """Return how many bytes the values of each sample take at least; 0 = not known.
+
+        It is asked before anything is read: of a batch that a node cannot hold nothing is made.
+
+        Args:
+            source: Where the items come from.
+        """
+        return 0
+
     def check_columns(self, columns: Mapping[str, str]) -> None:  # optional
         """Refuse a source whose items lack a column that this needs; called with the job's source.
 
@@ -190,7 +201,7 @@ class MediaProcessor(RawItemProcessor):
 
     Class attributes:
         reads_whole: False = it reads parts of large files, by `Medium.at`, so they are not fetched
-            ahead of it.
+            ahead of it, but for what `parts_read` tells.
     """
 
     reads_whole: ClassVar[bool] = True
@@ -206,6 +217,15 @@ class MediaProcessor(RawItemProcessor):
             Exception: The item is not as it should be: it is a `BadItem`.
         """
 
+    @property
+    def frame_counts(self) -> FrameCounts | None:
+        """Return what was decoded of videos so far in this process; None = it decodes none."""
+        return None
+
+    def most_video_bytes(self) -> int:
+        """Return how much memory open videos and decoded frames may take in a worker, in bytes."""
+        return 0
+
     def pictures(self, sample: Sample) -> list[Picture]:
         """Return the pictures of a sample as people look at them: uint8 (height, width, 3) each.
 
@@ -213,6 +233,25 @@ class MediaProcessor(RawItemProcessor):
         such as patches.
         """
         return pictures_in(sample)
+
+    def parts_read(
+        self, raw: RawItem, media: Sequence[Medium], *, for_size: bool
+    ) -> Sequence[Sequence[tuple[int, int]] | None]:
+        """Return which parts of media will be read, so that they are fetched ahead.
+
+        It is asked of media that are far, and reads nothing; what it lacks is read when it is
+        needed.
+
+        Args:
+            raw: The item.
+            media: What it refers to.
+            for_size: By `size`; else by `process`.
+
+        Returns:
+            Of each medium `[start, stop)` of some parts, in bytes; None = its head for `size`, and
+            all of it for `process` where the processor reads all.
+        """
+        return [None] * len(media)
 
     def size(self, raw: RawItem, media: Sequence[Medium] = ()) -> int | SampleSizes | None:
         """Return the size of the one sample of an item from headers; None = not known.

@@ -121,6 +121,13 @@ class Source(Role, ABC):
         """
         return None
 
+    def shown_pixels(self) -> Mapping[str, int]:
+        """Return how many pixels each item shows, by key, over all pictures of the key's window.
+
+        As far as they are declared before anything is read; keys of which nothing is are left out.
+        """
+        return {}
+
     def unseen(self) -> str | None:
         """Return a sentence about content that `fingerprint` does not tell, or None."""
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Any, ClassVar
@@ -36,6 +37,9 @@ from penstock.wire.errors import InvalidJob
 _POOL = "distributor: {type: episodes, pool: 1024} mixes frames of so many whole episodes"
 _ORDER = "seed: of the job and its distributor decide the order, and nothing is drawn at random"
 _ANY = "files and row groups are read wherever frames lie, and no number of them limits mixing"
+CHANNELS = 3
+"""Of a camera's shape: red, green and blue."""
+
 _NODE = "windows and rows are read as batches are planned, and the node has the workers"
 REPLACED = {
     "buffer_size": _POOL,
@@ -111,6 +115,7 @@ class LerobotSource(FileBlocks):
         known = {feature.name: feature for feature in self._features}
         windows = frames_of(self.delta_timestamps or {}, known, info.fps, self.tolerance_s)
         self._windowed = frozenset(windows)
+        self._window_frames = {name: len(offsets) for name, offsets in windows.items()}
         self._chosen = chosen_episodes(self.episodes, recorded.numbers)
         self._check_cameras()
         self._open_tables()
@@ -218,6 +223,15 @@ class LerobotSource(FileBlocks):
                 kind = np.dtype(feature.dtype).kind
                 types[feature.name] = {"f": "float", "b": "bool"}.get(kind, "int64")
         return types
+
+    def shown_pixels(self) -> dict[str, int]:
+        """Return the pixels of each camera whose shape is declared, with those of its window."""
+        found = {}
+        for feature in self._features:
+            if feature.is_camera and len(feature.shape) == 3 and CHANNELS in feature.shape:
+                pixels = math.prod(feature.shape) // CHANNELS  # channels come first, or last
+                found[feature.name] = pixels * self._window_frames.get(feature.name, 1)
+        return found
 
     def remarks(self) -> list[str]:
         """Return which columns are left out, and what row groups of several episodes cost."""

@@ -133,7 +133,7 @@ class RgbConversion:
         """Return a frame's pixels.
 
         Returns:
-            uint8 (height, width, 3), contiguous.
+            uint8 (height, width, 3); it may be a view of rows that are padded, for reading.
 
         Raises:
             UnsupportedPixels: The frame has a format that is not known here.
@@ -240,8 +240,9 @@ def _by_swscale(
         interpolation=flags,
         **_one_thread(),
     )
-    found: Levels = np.ascontiguousarray(made.to_ndarray())  # its rows may be padded
-    return found
+    [plane] = made.planes
+    found: Levels = np.frombuffer(plane, np.uint8).reshape(frame.height, plane.line_size)
+    return found[:, : 3 * frame.width].reshape(frame.height, frame.width, 3)
 
 
 _LEFT_LEVEL, _CENTER_LEVEL = 130, 124

@@ -52,7 +52,8 @@ class DecodedFrame(ABC):
         """Return its planes of luma and chroma as they were decoded.
 
         Returns:
-            uint8 (height, width), and twice half of that, rounded up.
+            uint8 (height, width), and twice half of that, rounded up: as a rule views of the
+            decoder's memory, which must not be written to.
 
         Raises:
             BadVideo: Its format is not one of these planes, or it is turned and its size is odd:
@@ -106,7 +107,7 @@ class PlanarFrame(DecodedFrame):
             planes = yuv420p(self._frame)
         except UnsupportedPixels as error:
             raise BadVideo(str(error)) from error
-        return Yuv(*(np.ascontiguousarray(self._turned(plane)) for plane in planes))
+        return Yuv(*map(self._turned, planes))
 
     def _turned(self, pixels: Levels) -> Levels:
         if self._index.mirrored:

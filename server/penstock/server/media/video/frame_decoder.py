@@ -15,7 +15,8 @@ from penstock.server.media.video.open_video import OpenVideo
 from penstock.server.media.video.video_index import VideoIndex
 
 MOST_PASSED = 32
-"""Packets that are read and not decoded rather than sought: a seek reads a block anew."""
+"""Packets that are read and not decoded rather than sought: a seek reads a block anew. Of a file
+that is far those that are needed were fetched, and what lies between was not: none is passed."""
 
 
 class FrameDecoder:
@@ -39,6 +40,7 @@ class FrameDecoder:
     def __init__(self, medium: Medium, index: VideoIndex) -> None:
         self._index, self._medium = index, medium
         self._conversion = RgbConversion(index.colours)
+        self._most_passed = 0 if medium.is_far else MOST_PASSED
         self.decoded = 0
         self._open()
 
@@ -103,7 +105,7 @@ class FrameDecoder:
         goes_on = 0 <= self._first_sure <= number and self._next >= start
         if goes_on and (packet in self._inside or self._next <= packet):
             return
-        if not self._next <= start <= self._next + MOST_PASSED:
+        if not self._next <= start <= self._next + self._most_passed:
             self._seek(start)
         elif self._is_fed:
             self._video.stream.codec_context.flush_buffers()

@@ -19,6 +19,7 @@ from penstock.server.media.video.presentation import (
     by_packets,
     tells_order,
 )
+from penstock.server.media.video.read_spans import ReadSpans
 from penstock.server.media.video.video_index import VideoIndex
 from penstock.wire.colours import Colours, Siting
 
@@ -77,6 +78,7 @@ def index_video(medium: Medium) -> VideoIndex:
         first_numbers=_first_numbers(starts, found, shown),
         places=found.places if is_told_apart else np.empty(0, np.int64),
         decoding_times=_sought_times(found),
+        opening=_opening(medium, _sought_times(found)[starts[0]]),
         says_times=says_times and container != "avi",
         broken=found.broken,
         **look._asdict(),
@@ -97,6 +99,18 @@ def _sought_times(found: PacketScan) -> Any:
     """Return when packets are decoded, where that is known, else shown: seeks need not be exact."""
     known = found.decoding_times != np.iinfo(np.int64).min
     return np.where(known, found.decoding_times, found.times)
+
+
+def _opening(medium: Medium, first: int) -> Any:
+    """Return what is read until a file is open and was sought in, as `VideoIndex.opening`."""
+    watched = ReadSpans(medium)
+    video = OpenVideo(watched)
+    try:
+        with video.libav():  # matroska reads its table when it is sought in for the first time
+            video.container.seek(int(first), stream=video.stream)
+    finally:
+        video.close()
+    return np.array(watched.joined(), np.int64).reshape(-1)
 
 
 def _rate(said: Fraction | None, shown: Presentation, time_base: Fraction) -> Fraction:

@@ -64,7 +64,7 @@ class MediumFile:
         self._block_bytes = grown if goes_on else FIRST_BLOCK_BYTES
         stop = min(self._at + max(count, self._block_bytes), self._size)
         try:
-            block = bytes(self._medium.at(self._at, stop))
+            block = bytes(self._medium.available(self._at, stop))
         except Exception as error:  # raised by whoever called libav: see `failure`
             self.failure = error
             block = b""

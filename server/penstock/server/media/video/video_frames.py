@@ -6,10 +6,11 @@ import gc
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from penstock.server.media.media_cpu import DECODE, spending
 from penstock.server.media.medium import Medium
 from penstock.server.media.video.decoded_frame import DecodedFrame
+from penstock.server.media.video.frame_counts import FrameCounts
 from penstock.server.media.video.video_decoders import PYAV, VideoDecoder, open_decoder
 from penstock.server.media.video.video_index import VideoIndex
 
@@ -20,27 +21,6 @@ and those in work."""
 
 LEAST_CLOSED = 16
 """Videos that are closed before their memory is collected: that takes some 20 ms."""
-
-
-@dataclass
-class FrameCounts:
-    """What was decoded, and what for.
-
-    Attributes:
-        hits: Calls that found their video open.
-        misses: Calls that opened it.
-        evictions: Videos that were closed to make room.
-        decoded: Frames that were decoded, wanted or not.
-        delivered: Frames that were asked for.
-        shared: Of these, such as were decoded for an earlier call.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-    decoded: int = 0
-    delivered: int = 0
-    shared: int = 0
 
 
 class VideoFrames:
@@ -77,7 +57,7 @@ class VideoFrames:
         self._most, self._most_bytes, self._frame_bytes = decoders, decoder_bytes, frame_bytes
         self._decoder = decoder
         self._open: OrderedDict[str, tuple[VideoDecoder, int]] = OrderedDict()
-        self._open_bytes = 0
+        self._open_bytes = self._opened_bytes = 0  # now, and added up over all that were opened
         self._closed = 0  # since their memory was collected
         self._held: OrderedDict[tuple[str, int], DecodedFrame] = OrderedDict()
         self._held_bytes = 0
@@ -110,8 +90,14 @@ class VideoFrames:
         self.counts.delivered += len(numbers)
         self.counts.shared += sum(number in found for number in numbers)
         if missing := sorted(set(numbers) - found.keys()):
-            found |= self._decoded(key, medium, index, missing)
+            with spending(DECODE):
+                found |= self._decoded(key, medium, index, missing)
         return [found[number] for number in numbers]
+
+    def lacks(self, medium: Medium, index: VideoIndex, numbers: Sequence[int]) -> list[int]:
+        """Return which of these frames would have to be decoded now."""
+        key = video_key(medium, index)
+        return [number for number in numbers if (key, number) not in self._held]
 
     def close(self) -> None:
         """Close all videos, and release all frames."""
@@ -128,6 +114,13 @@ class VideoFrames:
     def held_bytes(self) -> int:
         """Return how many bytes of frames are held."""
         return self._held_bytes
+
+    @property
+    def most_bytes(self) -> int:
+        """Return what open videos and held frames may take, as far as videos were seen."""
+        opened = self.counts.misses
+        each = self._opened_bytes / opened if opened else self._most_bytes
+        return self._frame_bytes + round(min(self._most_bytes, self._most * each))
 
     # --- decoding ---
 
@@ -164,6 +157,7 @@ class VideoFrames:
         decoder = open_decoder(self._decoder, medium, index)
         self._open[key] = decoder, takes
         self._open_bytes += takes
+        self._opened_bytes += takes
         return decoder
 
     def _close(self, key: str) -> None:

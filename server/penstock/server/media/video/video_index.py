@@ -28,6 +28,7 @@ _ARRAYS = (
     "first_numbers",
     "places",
     "decoding_times",
+    "opening",
 )
 
 _HEAD = struct.Struct("<I")
@@ -65,6 +66,8 @@ class VideoIndex:
         places: int64 (p,), where each of the p packets lies in the file, in bytes; empty = that
             does not tell packets apart, so that the file is always read from its beginning.
         decoding_times: int64 (p,), when each packet is decoded, in ticks: what is sought.
+        opening: int64 (2 o,), for each of o spans of bytes that are read to open the file, and to
+            seek in it, the first and that after the last.
         says_times: Each packet says when its frame is shown; else times were counted.
         pixel_format: Of coded pictures, as libav names it, such as `yuv420p`.
         colours: How these become RGB, as the first one says it.
@@ -87,6 +90,7 @@ class VideoIndex:
     first_numbers: Integers
     places: Integers
     decoding_times: Integers
+    opening: Integers
     says_times: bool
     pixel_format: str
     colours: Colours
@@ -178,6 +182,22 @@ class VideoIndex:
         found = np.full(count, -1, np.int64)
         found[self.packets] = np.arange(len(self))
         return found
+
+    @cached_property
+    def ends(self) -> Integers:
+        """Return int64 (p,): where what follows each packet begins; of the last one far away."""
+        after = np.append(np.sort(self.places)[1:], np.iinfo(np.int64).max)
+        return after[np.argsort(np.argsort(self.places))] if len(self.places) else self.places
+
+    @cached_property
+    def reach(self) -> int:
+        """Return how many packets after its own a decoder may take before it gives a frame.
+
+        A frame comes once all that are shown before it were decoded; and decoders of H.264 and
+        HEVC hold as many as they may have to wait for, of any frame.
+        """
+        latest = np.maximum.accumulate(self.packets)
+        return 2 * int((latest - self.packets).max()) + 1
 
     @cached_property
     def digest(self) -> str:

@@ -36,6 +36,20 @@ class VideoIndexes:
         self._held: OrderedDict[str, VideoIndex] = OrderedDict()
         self.held_bytes = 0
 
+    def look(self, medium: Medium) -> VideoIndex | None:
+        """Return the index of a video that is held or kept, by what is known without reading it.
+
+        It may be that of an earlier version of the file, so it is for guesses alone.
+        """
+        _, version = medium.known()
+        if not version:
+            return None
+        if (held := self._held.get(f"{medium.name} {version}")) is not None:
+            return held
+        if (kept := _kept(medium, version)) is not None:
+            self._hold(f"{medium.name} {version}", kept)
+        return kept
+
     def of(self, medium: Medium) -> VideoIndex:
         """Return the index of a video.
 
@@ -50,11 +64,14 @@ class VideoIndexes:
             self._held.move_to_end(key)
             return held
         found = _kept_or_made(medium, version)
+        self._hold(key, found)
+        return found
+
+    def _hold(self, key: str, found: VideoIndex) -> None:
         self._held[key] = found
         self.held_bytes += found.nbytes
         while self.held_bytes > self._most_bytes and len(self._held) > 1:
             self.held_bytes -= self._held.popitem(last=False)[1].nbytes
-        return found
 
 
 def _content(medium: Medium) -> str:
@@ -67,12 +84,21 @@ def _content(medium: Medium) -> str:
 def _kept_or_made(medium: Medium, version: str) -> VideoIndex:
     if not version:
         return index_video(medium)
-    key = catalog_key("video", INDEX_FORMAT, load_av().__version__, medium.name, version)
-    if (data := kept_bytes(key)) is not None:
+    if (kept := _kept(medium, version)) is not None:
+        return kept
+    made = index_video(medium)
+    keep_bytes(_key(medium, version), made.to_bytes())
+    return made
+
+
+def _kept(medium: Medium, version: str) -> VideoIndex | None:
+    if (data := kept_bytes(_key(medium, version))) is not None:
         try:
             return VideoIndex.from_bytes(data)
         except ValueError as error:
             logger.debug("the index of %s is made anew: %s", medium.name, error)
-    made = index_video(medium)
-    keep_bytes(key, made.to_bytes())
-    return made
+    return None
+
+
+def _key(medium: Medium, version: str) -> str:
+    return catalog_key("video", INDEX_FORMAT, load_av().__version__, medium.name, version)

@@ -69,7 +69,8 @@ class Log:
         self.peers, self.turn = Peers(), 0.0
         self.ready_bytes = 0  # ready, for somebody
         self.making = 0
-        self.largest_bytes = self.largest_body_bytes = 0
+        # Before one is made: what is known of it, so that those that are made first have room, too.
+        self.largest_bytes, self.largest_body_bytes = job.least_batch_bytes, 0
         self.produced = self.recomputed = self.cache_hits = 0
         self.ticket_s = 0.0  # how long a ticket of this job usually takes
         self.tickets_per_s = 0.0  # a mean of the rates of each: short ones count for more

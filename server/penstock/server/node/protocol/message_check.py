@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from penstock.server.core.reasons import RETRIES
 from penstock.server.core.verdict import Verdict
+from penstock.server.media.media_cpu import MEDIA_STAGES
+from penstock.server.media.video.frame_counts import FRAMES, OPENS
 from penstock.server.node.protocol.channel import ProtocolError
 from penstock.server.node.protocol.messages import (
     Body,
@@ -80,6 +82,10 @@ def check(
             _known(message.log_id, logs)
             _need(set(message.retries) <= set(RETRIES), "retries", message.retries)
             _need(set(message.stages_s) <= set(STAGES), "seconds by stage", message.stages_s)
+            frames, cpu_s = message.video_frames, message.media_cpu_s
+            _need(set(frames) <= {*OPENS, *FRAMES}, "counts of frames", frames)
+            _need(all(count >= 0 for count in frames.values()), "counts of frames", frames)
+            _need(set(cpu_s) <= set(MEDIA_STAGES), "processor seconds by stage", cpu_s)
         case Planned():
             _ticket(message.ticket, tickets, plans=True)
         case CountsSaid() | LaneEnds():

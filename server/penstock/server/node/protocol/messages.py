@@ -380,6 +380,8 @@ class Cost(_Message):
         media_bytes: What was read of media that items name.
         drawn: How many items were drawn.
         retries: How often something was tried again, by why.
+        video_frames: What was decoded of videos, by name; as `FrameCounts`.
+        media_cpu_s: Processor seconds by stage; empty where no video was decoded.
     """
 
     log_id: bytes
@@ -389,6 +391,8 @@ class Cost(_Message):
     media_bytes: Whole
     drawn: Whole
     retries: Counts
+    video_frames: Counts
+    media_cpu_s: Seconds
 
 
 class CountsSaid(_Message):

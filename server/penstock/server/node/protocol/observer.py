@@ -28,6 +28,9 @@ class Observer:
     ) -> None:
         """What some batches cost: a worker's seconds by stage, bytes read from storage, draws."""
 
+    def decoded(self, job: str, frames: Mapping[str, int], cpu_s: Mapping[str, float]) -> None:
+        """What was decoded of videos, and what for, and processor seconds by stage."""
+
     def counting(self, job: str, seconds: float, read_bytes: int, media_bytes: int) -> None:
         """What it cost to find out where lanes end: seconds, and bytes read from storage."""
 

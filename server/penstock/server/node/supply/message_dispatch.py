@@ -157,6 +157,8 @@ class MessageDispatch:
         log.assignment.note_read(cost.read_bytes)
         told = (cost.batches, cost.stages_s, cost.read_bytes, cost.media_bytes, cost.drawn)
         self._observer.worked(log.job.name, *told)
+        if cost.video_frames:
+            self._observer.decoded(log.job.name, cost.video_frames, cost.media_cpu_s)
         if cost.retries:
             self._observer.retried(log.job.name, cost.retries)
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job.job import Job
+from penstock.server.media.media_cpu import COPY, spending, take_media_cpu
 from penstock.server.node.protocol.failures import failure_of
 from penstock.server.node.protocol.message_port import MessagePort
 from penstock.server.node.protocol.messages import (
@@ -261,7 +262,8 @@ class Worker:
         if made.nbytes:
             arena, start = self.link.arenas.take(made.nbytes)
             body = arena.view[start : start + made.nbytes]
-            header = made.write(body)
+            with spending(COPY):
+                header = made.write(body)
             body.release()
             span = Body(arena.number, start, made.nbytes, made.body_bytes)
         else:
@@ -295,8 +297,11 @@ class Worker:
         known, batches = self.jobs[log_id], self._unreported
         self._unreported, drawn, known.drawn = 0, known.drawn, 0
         read = known.job.read_bytes(), known.job.media_bytes()
-        retries = known.items.take_retries()
-        return [Cost(log_id, batches, self.page.take_spent(), *read, drawn, retries)]
+        retries, spent_s = known.items.take_retries(), self.page.take_spent()
+        # Taken also of jobs without videos, or the next one would be charged for them.
+        frames, cpu_s = known.job.video_frames(), take_media_cpu()
+        video = dict(frames), cpu_s if frames else {}
+        return [Cost(log_id, batches, spent_s, *read, drawn, retries, *video)]
 
     def _progress(self, stage: str, item: ItemRef | None) -> None:
         if not (MARK and MARK[0]):  # asked here: every batch comes by several times

@@ -14,17 +14,18 @@ from penstock.server.media.bad_video import BadVideo
 from penstock.server.media.image_header import parse_header
 from penstock.server.media.medium import Medium
 from penstock.server.media.picture import Decoding
-from penstock.server.media.video.decoded_frame import DecodedFrame
+from penstock.server.media.video.frame_arrays import planes_of, rgb24_of
+from penstock.server.media.video.frame_counts import FrameCounts
+from penstock.server.media.video.read_spans import spans_of
 from penstock.server.media.video.video_decoders import PYAV, VIDEO_DECODERS, load_decoder
 from penstock.server.media.video.video_frames import VideoFrames
-from penstock.server.media.video.video_index import VideoIndex
 from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.parameters import AtLeast, OneOf, declared
 from penstock.server.roles.processor import MediaProcessor
 from penstock.server.roles.processors.video import PIXELS, RGB24, check_decoder
 from penstock.server.roles.samples import RawItem, Sample
-from penstock.wire.colours import COLOURS, PLANES
+from penstock.server.roles.source import Source
 from penstock.wire.errors import InvalidJob
 
 PAD = "_is_pad"
@@ -113,6 +114,23 @@ class RobotProcessor(MediaProcessor):
         self._indexes = VideoIndexes()
         self._pictures = Decoding("jpeg", (255, 255, 255), self.max_pixels, 4 * self.max_pixels)
 
+    @property
+    def frame_counts(self) -> FrameCounts:
+        """Return what was decoded so far in this process, and what for."""
+        return self.frames.counts
+
+    def least_sample_bytes(self, source: Source) -> int:
+        """Return what the pixels of cameras take whose shape the source declares."""
+        shown = source.shown_pixels()
+        pixels = sum(
+            count for name, count in shown.items() if self.cameras is None or name in self.cameras
+        )
+        return 3 * pixels if self.pixels == RGB24 else 3 * pixels // 2
+
+    def most_video_bytes(self) -> int:
+        """Return what the bounds allow, as far as videos were seen."""
+        return self.frames.most_bytes
+
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes."""
         bounds = ("decoders", "decoder_bytes", "frame_bytes")
@@ -188,6 +206,29 @@ class RobotProcessor(MediaProcessor):
                 raise ValueError(f"{name!r} is {shown(value)}: it is not a camera")
         return found
 
+    def parts_read(
+        self, raw: RawItem, media: Sequence[Medium], *, for_size: bool
+    ) -> Sequence[Sequence[tuple[int, int]] | None]:
+        """Return where the frames lie that cameras show, as far as their videos have an index.
+
+        A video without one is read whole, to make it.
+        """
+        found: list[Sequence[tuple[int, int]] | None] = []
+        own = iter(media)
+        for each in self._shown(raw):
+            found += [self._parts(each, next(own)) for _ in each.references]
+        return found
+
+    def _parts(self, each: CameraView, medium: Medium) -> Sequence[tuple[int, int]] | None:
+        size, version = medium.known()
+        if each.times is None or not version:
+            return None
+        if (index := self._indexes.look(medium)) is None:
+            return [(0, size)]
+        numbers = [index.number_at(time_s, self.tolerance_s) for time_s in each.times]
+        lacking = self.frames.lacks(medium, index, numbers)
+        return spans_of(index, lacking, size) if lacking else ()
+
     # --- pixels ---
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample:
@@ -219,10 +260,12 @@ class RobotProcessor(MediaProcessor):
             numbers = [index.number_at(time_s, self.tolerance_s) for time_s in each.times]
             frames = self.frames.frames(medium, index, numbers)
             if self.pixels == RGB24:
-                return {each.camera: _joined(each, [frame.rgb24() for frame in frames])}
-            return _planes(each, frames, index)
+                shown = {"": rgb24_of(frames, index)}
+            else:
+                shown = planes_of(frames, index)
         except BadVideo as error:
             raise BadVideo(f"{medium.name}, {each.camera}, {each.where}: {error}") from error
+        return {each.camera + end: _joined(each, pixels) for end, pixels in shown.items()}
 
     def process_batch(
         self, raws: Sequence[RawItem], contexts: Sequence[ProcessContext]
@@ -251,16 +294,8 @@ def _is_picture(value: Any) -> bool:
     return isinstance(value, Mapping) and value.keys() == {"bytes", "path"}
 
 
-def _joined(each: CameraView, pixels: Sequence[np.ndarray]) -> np.ndarray:
+def _joined(each: CameraView, pixels: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
     """Return the pictures of a window as one array, or the only one."""
-    return np.stack(pixels) if each.is_window else pixels[0]
-
-
-def _planes(each: CameraView, frames: Sequence[DecodedFrame], index: VideoIndex) -> Sample:
-    planes = zip(*(frame.yuv420p() for frame in frames), strict=True)
-    sample: Sample = {
-        each.camera + end: _joined(each, plane) for end, plane in zip(PLANES, planes, strict=True)
-    }
-    colours = np.array([int(value) for value in index.colours], np.uint8)
-    sample[each.camera + COLOURS] = _joined(each, [colours] * len(frames))
-    return sample
+    if not each.is_window:
+        return pixels[0]
+    return pixels if isinstance(pixels, np.ndarray) else np.stack(pixels)

@@ -15,17 +15,21 @@ from penstock.server.core.shown import shown
 from penstock.server.media.bad_picture import BadPicture
 from penstock.server.media.bad_video import BadVideo
 from penstock.server.media.geometry import Extent, Geometry
+from penstock.server.media.media_cpu import CONVERT, spending
 from penstock.server.media.medium import Medium
 from penstock.server.media.resize import FILTERS, KERNELS, load_kernel, resize
 from penstock.server.media.video.decoded_frame import DecodedFrame
+from penstock.server.media.video.frame_arrays import planes_of, rgb24_of
 from penstock.server.media.video.frame_choice import by_count, by_rate
+from penstock.server.media.video.frame_counts import FrameCounts
+from penstock.server.media.video.read_spans import spans_of
 from penstock.server.media.video.video_decoders import (
     PYAV,
     TORCHCODEC,
     VIDEO_DECODERS,
     load_decoder,
 )
-from penstock.server.media.video.video_frames import FrameCounts, VideoFrames
+from penstock.server.media.video.video_frames import VideoFrames
 from penstock.server.media.video.video_index import VideoIndex
 from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.context import ProcessContext
@@ -33,6 +37,7 @@ from penstock.server.roles.parameters import AtLeast, OneOf, declared
 from penstock.server.roles.processor import MediaProcessor
 from penstock.server.roles.processors.picture_sides import Sides, extent_of
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
+from penstock.server.roles.source import Source
 from penstock.wire.colours import COLOURS, PLANES
 from penstock.wire.errors import InvalidJob
 
@@ -182,7 +187,7 @@ class VideoProcessor(MediaProcessor):
         return ("frames", "pixels")
 
     @property
-    def decoding(self) -> FrameCounts:
+    def frame_counts(self) -> FrameCounts:
         """Return what was decoded so far in this process, and what for."""
         return self._frames.counts
 
@@ -191,6 +196,18 @@ class VideoProcessor(MediaProcessor):
         if self.pixels == RGB24:
             return (KEY, NUMBERS, TIMES)
         return (*(KEY + end for end in (*PLANES, COLOURS)), NUMBERS, TIMES)
+
+    def least_sample_bytes(self, source: Source) -> int:
+        """Return what pixels take where the job alone says how many there are."""
+        if self.resize != "exact":
+            return 0
+        lists = [each for each in (self.numbers, self.times) if isinstance(each, list | tuple)]
+        frames = self.nframes or (len(lists[0]) if lists else 1)
+        return frames * self._geometry.size.height * self._geometry.size.width * 3
+
+    def most_video_bytes(self) -> int:
+        """Return what the bounds allow, as far as videos were seen."""
+        return self._frames.most_bytes
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes."""
@@ -239,6 +256,24 @@ class VideoProcessor(MediaProcessor):
         if not self.keeps(VideoProcessor, "process"):
             return None
         return [*self._own_keys, *self.columns]
+
+    def parts_read(
+        self, raw: RawItem, media: Sequence[Medium], *, for_size: bool
+    ) -> Sequence[Sequence[tuple[int, int]] | None]:
+        """Return where the frames lie that an item wants, as far as its video has an index.
+
+        A video without one is read whole, to make it.
+        """
+        [medium] = media
+        size, version = medium.known()
+        if not version:
+            return [None]
+        if (index := self._indexes.look(medium)) is None:
+            return [[(0, size)]]
+        if for_size:
+            return [()]
+        lacking = self._frames.lacks(medium, index, self._numbers(raw, index))
+        return [spans_of(index, lacking, size) if lacking else ()]
 
     # --- one item ---
 
@@ -367,25 +402,20 @@ class VideoProcessor(MediaProcessor):
 
     def _pixels(self, frames: Sequence[DecodedFrame], wanted: _Wanted) -> Sample:
         if self.pixels == YUV420P:
-            return self._planes(frames, wanted.index)
+            planes = planes_of(frames, wanted.index)
+            return {KEY + end: plane for end, plane in planes.items()}
+        if self.resize is None:
+            return {KEY: rgb24_of(frames, wanted.index)}
         size = wanted.size
         video = np.empty((len(frames), *size, 3), np.uint8)
         made: dict[int, int] = {}  # a frame that is wanted twice is converted once
-        for at, frame in enumerate(frames):
-            if (before := made.setdefault(frame.number, at)) < at:
-                video[at] = video[before]
-            else:
-                video[at] = resize(frame.rgb24(), size, self.kernel, self.filter)
+        with spending(CONVERT):
+            for at, frame in enumerate(frames):
+                if (before := made.setdefault(frame.number, at)) < at:
+                    video[at] = video[before]
+                else:
+                    video[at] = resize(frame.rgb24(), size, self.kernel, self.filter)
         return {KEY: video}
-
-    def _planes(self, frames: Sequence[DecodedFrame], index: VideoIndex) -> Sample:
-        planes = zip(*(frame.yuv420p() for frame in frames), strict=True)
-        sample: Sample = {
-            KEY + end: np.stack(plane) for end, plane in zip(PLANES, planes, strict=True)
-        }
-        colours = np.array([int(value) for value in index.colours], np.uint8)
-        sample[KEY + COLOURS] = np.tile(colours, (len(frames), 1))
-        return sample
 
     def _counts(self, frames: int, height: int, width: int) -> tuple[int, int]:
         return frames, frames * height * width
