@@ -27,6 +27,7 @@ QWEN = """\
     {%- else %}
         {%- for part in message.content %}
             {%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+            {%- elif part.type == 'video' %}{{- '<|vision_start|><|video_pad|><|vision_end|>' }}
             {%- elif 'text' in part %}{{- part.text }}
             {%- endif %}
         {%- endfor %}
@@ -113,6 +114,10 @@ def write_vision_folder(folder: Path, kind: str, **pictures: Any) -> Path:
     config = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text(TEMPLATES.get(kind, QWEN))
+    if kind in MODULES:
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(video_settings(kind)))
+    if kind == "qwen2_5_vl":
+        (folder / "config.json").write_text('{"vision_config": {"tokens_per_second": 2}}')
     saved = {"processor_class": CLASSES[kind], **image_settings(kind, **pictures)}
     (folder / "preprocessor_config.json").write_text(json.dumps(saved))
     if kind == "llava":
@@ -144,6 +149,25 @@ def image_settings(kind: str, **pictures: Any) -> dict[str, Any]:
         return {**found, **pictures}
     made: dict[str, Any] = image_processor(kind, **pictures).to_dict()
     return made
+
+
+def video_settings(kind: str) -> dict[str, Any]:
+    """Return what transformers writes of a video processor, with bounds that keep tests small."""
+    each = 16 if kind == "qwen3_vl" else 14
+    half = [0.5, 0.5, 0.5]
+    clip = [[0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]]
+    mean, std = [half, half] if kind == "qwen3_vl" else clip
+    return {
+        "video_processor_type": "Qwen2VLVideoProcessor",
+        "size": {"shortest_edge": 4 * each**2, "longest_edge": 200 * each**2},
+        "image_mean": mean,
+        "image_std": std,
+        "patch_size": each,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "min_frames": 4,
+        "max_frames": 768,
+    }
 
 
 def image_processor(kind: str, **pictures: Any) -> Any:
@@ -180,15 +204,16 @@ def whole_processor(kind: str, folder: Path, **pictures: Any) -> Any:
     )
 
     class Processor(getattr(found, name)):  # type: ignore[misc]
-        """Without videos: their processors need a torchvision that loads."""
+        """Whose video processor is transformers' own code, over torch in torchvision's place."""
 
         def check_argument_for_proper_class(self, argument: str, value: Any) -> Any:
-            if value is None or isinstance(value, TorchvisionPictures):
+            if value is None or isinstance(value, TorchvisionPictures | TorchvisionVideos):
                 return None
             return super().check_argument_for_proper_class(argument, value)
 
     Processor.__name__ = name
-    more: dict[str, Any] = {"video_processor": None}
+    videos = TorchvisionVideos(kind, "pillow") if kind in MODULES else None
+    more: dict[str, Any] = {"video_processor": videos}
     if kind == "llava":
         more = {"patch_size": 14, "vision_feature_select_strategy": "default"}
         more["num_additional_image_tokens"] = 1
@@ -264,6 +289,62 @@ class TorchvisionPictures:
     def function(self, name: str) -> Any:
         """Return a function of its module."""
         return getattr(self._module, name)
+
+
+class TorchvisionVideos:
+    """A video processor of transformers, where torchvision is not installed: as the pictures'.
+
+    Args:
+        kind: One of `MODULES`.
+        kernel: What resizes.
+        settings: Over those of `video_settings`.
+    """
+
+    model_input_names = ("pixel_values_videos", "video_grid_thw")
+
+    def __init__(self, kind: str, kernel: str = "torch", **settings: Any) -> None:
+        module, name = {
+            "qwen3_vl": ("qwen3_vl", "Qwen3VLVideoProcessor"),
+        }.get(kind, ("qwen2_vl", "Qwen2VLVideoProcessor"))
+        self._resize = _RESIZES[kernel]
+        with _torchvision(self._resize):
+            self._module = importlib.import_module(
+                f"transformers.models.{module}.video_processing_{module}"
+            )
+        self._theirs: Any = object.__new__(getattr(self._module, name))
+        self._settings = {**video_settings(kind), **settings}
+        self.merge_size = self._settings["merge_size"]
+        self.temporal_patch_size = self._settings["temporal_patch_size"]
+
+    def __call__(self, videos: Any, video_metadata: Any = None, **_: Any) -> Any:
+        """Return what it gives for videos, arrays of frames, and sampling none."""
+        import torch
+        from transformers.image_utils import SizeDict
+        from transformers.video_utils import VideoMetadata
+
+        told = {
+            name: self._settings[name]
+            for name in ("patch_size", "temporal_patch_size", "merge_size")
+        }
+        told |= {name: tuple(self._settings[name]) for name in ("image_mean", "image_std")}
+        tensors = [torch.from_numpy(video.transpose(0, 3, 1, 2).copy()) for video in videos]
+        with _torchvision(self._resize), mock.patch.object(
+            sys.modules["transformers.video_processing_utils"], "tvF", create=True
+        ):
+            found = self._theirs._preprocess(
+                tensors,
+                do_resize=True,
+                size=SizeDict(**self._settings["size"]),
+                resample=3,
+                do_rescale=True,
+                rescale_factor=1 / 255,
+                do_normalize=True,
+                cap_pixels_per_frame=self._settings.get("cap_pixels_per_frame", False),
+                return_tensors=None,
+                **told,
+            )
+        found["video_metadata"] = [VideoMetadata(**each) for each in video_metadata or ()]
+        return found
 
 
 @contextmanager

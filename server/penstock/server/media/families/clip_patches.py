@@ -69,6 +69,10 @@ class ClipPatches:
         found: int = self._settings["temporal_patch_size"]
         return found
 
+    def seconds(self, fps: float) -> float:
+        """Return how many seconds of a video a temporal patch has."""
+        return self.temporal / fps
+
     def extent(self, frames: int, width: int, height: int) -> Extent:
         """Return the size that each frame is given.
 
@@ -100,7 +104,9 @@ class ClipPatches:
         """Return what a video becomes: the one rule of indices, plans and readers.
 
         Args:
-            frames, width, height: As of `extent`.
+            frames: As of `extent`.
+            width: The same.
+            height: The same.
 
         Raises:
             ValueError: As `extent`.
@@ -144,9 +150,7 @@ class ClipPatches:
         """
         patch, merge = self._settings["patch_size"], self._settings["merge_size"]
         times, rows, columns = grid[0], grid[1] // merge, grid[2] // merge
-        blocks = patches.reshape(
-            times, rows, columns, merge, merge, 3, self.temporal, patch, patch
-        )
+        blocks = patches.reshape(times, rows, columns, merge, merge, 3, self.temporal, patch, patch)
         turned = blocks.transpose(0, 6, 1, 3, 7, 2, 4, 8, 5)
         return np.ascontiguousarray(turned).reshape(
             times * self.temporal, rows * merge * patch, columns * merge * patch, 3

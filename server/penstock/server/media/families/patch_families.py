@@ -85,6 +85,10 @@ class QwenVl(Family):
     together: ClassVar[bool] = False
     """The bounds on a video's pixels hold for its frames together."""
 
+    def interval(self, fps: float) -> float:
+        """Return how far apart the times of a video are among positions."""
+        return 1.0
+
     @property
     def clips(self) -> ClipPatches:
         """Return what videos become."""
@@ -172,6 +176,11 @@ class Qwen25Vl(QwenVl):
     classes: ClassVar[tuple[str, ...]] = ("Qwen2_5_VLProcessor",)
     known: ClassVar[tuple[str, ...]] = (*QwenVl.known, "tokens_per_second")
     has_clip_seconds: ClassVar[bool] = True
+
+    def interval(self, fps: float) -> float:
+        """Return how far apart the times of a video are, in float32, as the model reckons it."""
+        seconds = np.float32(self.clips.seconds(fps))
+        return float(np.float32(self.settings["tokens_per_second"]) * seconds)
 
 
 class Qwen3Vl(QwenVl):

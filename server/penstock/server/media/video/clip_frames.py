@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
@@ -79,8 +79,8 @@ def clip_of_file(index: VideoIndex, wish: ClipWish, temporal: int) -> ClipFrames
     elif wish.nframes is not None:
         if not 2 <= wish.nframes <= total:
             raise BadVideo(
-                f"nframes is {wish.nframes:,}, and it has {total:,} frames: give a number from 2 to "
-                f"{total:,}, or fps, or leave the video out"
+                f"nframes is {wish.nframes:,}, and it has {total:,} frames: give a number from 2 "
+                f"to {total:,}, or fps, or leave the video out"
             )
         numbers = even_numbers(total, wish.nframes)
         fps = len(numbers) / total * clock.rate
@@ -129,7 +129,7 @@ class _Clock:
 
 def _named(given: Sequence[int], total: int, beyond: str) -> tuple[list[int], int]:
     """Return the numbers that an item names, and how many of them were after the last frame."""
-    if any(after < before for before, after in zip(given, given[1:], strict=False)):
+    if any(after < before for before, after in itertools.pairwise(given)):
         raise BadVideo(f"frame_indices is {shown(list(given))}: give numbers that never fall")
     clamped = sum(number >= total for number in given)
     if clamped and beyond == ERROR:
