@@ -328,9 +328,7 @@ class TorchvisionVideos:
         }
         told |= {name: tuple(self._settings[name]) for name in ("image_mean", "image_std")}
         tensors = [torch.from_numpy(video.transpose(0, 3, 1, 2).copy()) for video in videos]
-        with _torchvision(self._resize), mock.patch.object(
-            sys.modules["transformers.video_processing_utils"], "tvF", create=True
-        ):
+        with _torchvision(self._resize):
             found = self._theirs._preprocess(
                 tensors,
                 do_resize=True,
@@ -369,6 +367,7 @@ def _torchvision(resize: Callable[..., Any]) -> Iterator[None]:
     names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
     modules = {name: types.ModuleType(name) for name in names}
     modules[names[2]].functional = functional  # type: ignore[attr-defined]
+    modules[f"{names[2]}.functional"] = functional  # type: ignore[assignment]
     filters = {2: "bilinear", 3: "bicubic"}
     with (
         mock.patch.dict(sys.modules, modules),
@@ -387,9 +386,11 @@ def _torch_resize(images: Any, size: Any, interpolation: str, antialias: bool) -
 
     if tuple(images.shape[-2:]) == tuple(size):
         return images
-    return torch.nn.functional.interpolate(
-        images, tuple(size), mode=interpolation, align_corners=False, antialias=antialias
+    flat = images.reshape(-1, *images.shape[-3:])  # of videos each frame, as torchvision does
+    found = torch.nn.functional.interpolate(
+        flat, tuple(size), mode=interpolation, align_corners=False, antialias=antialias
     )
+    return found.reshape(*images.shape[:-2], *size)
 
 
 def _pillow_resize(images: Any, size: Any, interpolation: str, antialias: bool) -> Any:
@@ -400,9 +401,10 @@ def _pillow_resize(images: Any, size: Any, interpolation: str, antialias: bool) 
     by = Image.Resampling[interpolation.upper()]
     made = [
         np.asarray(Image.fromarray(each.permute(1, 2, 0).numpy()).resize(size[::-1], resample=by))
-        for each in images
+        for each in images.reshape(-1, *images.shape[-3:])
     ]
-    return torch.stack([torch.from_numpy(each.transpose(2, 0, 1).copy()) for each in made])
+    stacked = torch.stack([torch.from_numpy(each.transpose(2, 0, 1).copy()) for each in made])
+    return stacked.reshape(*images.shape[:-2], *size)
 
 
 _RESIZES = {"torch": _torch_resize, "pillow": _pillow_resize}
