@@ -189,7 +189,7 @@ def image_processor(kind: str, **pictures: Any) -> Any:
     return Qwen2VLImageProcessorPil(**{**own, **pictures})
 
 
-def whole_processor(kind: str, folder: Path, **pictures: Any) -> Any:
+def whole_processor(kind: str, folder: Path, *, kernel: str = "pillow", **pictures: Any) -> Any:
     """Return the processor of transformers over the tokenizer of a folder."""
     from transformers import PreTrainedTokenizerFast
 
@@ -212,7 +212,7 @@ def whole_processor(kind: str, folder: Path, **pictures: Any) -> Any:
             return super().check_argument_for_proper_class(argument, value)
 
     Processor.__name__ = name
-    videos = TorchvisionVideos(kind, "pillow") if kind in MODULES else None
+    videos = TorchvisionVideos(kind, kernel) if kind in MODULES else None
     more: dict[str, Any] = {"video_processor": videos}
     if kind == "llava":
         more = {"patch_size": 14, "vision_feature_select_strategy": "default"}

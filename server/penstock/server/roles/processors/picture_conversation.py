@@ -23,7 +23,7 @@ from penstock.server.media.medium import Medium
 from penstock.server.media.picture import DECODERS, MAX_BYTES, MAX_PIXELS, Decoding
 from penstock.server.media.resize import load_kernel
 from penstock.server.media.video.clip_frames import BEYOND, ERROR, ClipWish
-from penstock.server.media.video.video_frames import VideoFrames
+from penstock.server.media.video.video_frames import FrameCounts, VideoFrames
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.parameters import (
     PATH,
@@ -288,6 +288,11 @@ class ConversationProcessor(MediaProcessor):
     def measures(self) -> Sequence[str]:
         """Return what samples count beside their tokens."""
         return ("media_tokens", "images", "videos", "patches", "pixels")
+
+    @property
+    def decoding_of_videos(self) -> FrameCounts:
+        """Return what was decoded of videos so far in this process, and what for."""
+        return self._load().media.counts
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes."""

@@ -22,7 +22,7 @@ from penstock.server.media.video.clip_frames import (
     clip_of_file,
     clip_of_pictures,
 )
-from penstock.server.media.video.video_frames import VideoFrames, video_key
+from penstock.server.media.video.video_frames import FrameCounts, VideoFrames, video_key
 from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.processors.shown_parts import Clip, Picture
 
@@ -97,6 +97,11 @@ class MediaShown:
         self._wish, self._listed_fps = wish, listed_fps
         self._frames, self._ids = frames, ids
         self._indexes = VideoIndexes()
+
+    @property
+    def counts(self) -> FrameCounts:
+        """Return what was decoded of videos so far, and what for."""
+        return self._frames.counts
 
     def check(self, parts: Sequence[Picture]) -> None:
         """Refuse videos of a family that takes none, or of a folder that lacks what they need.
