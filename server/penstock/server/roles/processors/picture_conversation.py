@@ -18,7 +18,6 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.media.families.family import Family, Pixels, identity_of
 from penstock.server.media.families.patch_families import QwenVl
 from penstock.server.media.families.processor_folder import FAMILIES, load_family
-from penstock.server.media.families.rope_positions import rope_positions
 from penstock.server.media.medium import Medium
 from penstock.server.media.picture import DECODERS, MAX_BYTES, MAX_PIXELS, Decoding
 from penstock.server.media.resize import load_kernel
@@ -38,6 +37,13 @@ from penstock.server.roles.parameters import (
 from penstock.server.roles.processor import MediaProcessor
 from penstock.server.roles.processors.answer_finder import NOT_FOUND, UNMATCHED, AnswerFinder
 from penstock.server.roles.processors.chat import COLUMNS, NO_LOSS
+from penstock.server.roles.processors.conversation_layout import (
+    LaidConversation,
+    blocks,
+    each_block,
+    lay_tokens,
+    places,
+)
 from penstock.server.roles.processors.parts_template import PartsTemplate
 from penstock.server.roles.processors.picture_turns import (
     PictureTurns,
@@ -65,43 +71,8 @@ OF_DECODERS = ("decoders", "decoder_bytes", "frame_bytes")
 WHITE = (255, 255, 255)
 """What transparent pictures lie on: transformers' processors have no other."""
 
-OPENS_WITHIN = 12
-"""Tokens before a picture's own among which the one that opens it is: Kimi writes `image` between,
-which is one token of its vocabulary, and five of one of bytes."""
-
 _MEASURED = "measured"
 """In samples that are made for their lengths alone: what the whole one would count."""
-
-
-class _Laid(NamedTuple):
-    """A conversation's tokens, before any picture is decoded.
-
-    Attributes:
-        ids: The template's tokens, in which a picture or a video is one token.
-        widths: How many tokens each of these becomes.
-        learned: bool, which are learned.
-        hidden: bool, which attention is not to see.
-        shown: The pictures and videos, in order.
-        noted: What a batch counts.
-    """
-
-    ids: npt.NDArray[np.int32]
-    widths: npt.NDArray[np.int32]
-    learned: npt.NDArray[np.bool_]
-    hidden: npt.NDArray[np.bool_]
-    shown: list[ShownMedium]
-    noted: dict[str, int]
-
-    def measured(self) -> tuple[int, int, int, int, int]:
-        """Return what it counts, in the order of `ConversationProcessor.measures`."""
-        videos = sum(each.clip is not None for each in self.shown)
-        return (
-            sum(each.size.tokens for each in self.shown),
-            len(self.shown) - videos,
-            videos,
-            sum(each.size.patches for each in self.shown),
-            sum(each.size.pixels for each in self.shown),
-        )
 
 
 @declared
@@ -436,9 +407,9 @@ class ConversationProcessor(MediaProcessor):
         family, pad = loaded.family, loaded.template.pad_id
         opening, closing = family.around_ids or (pad, pad)
         fake = loaded.media.fake()
-        laid = _laid(family, [opening, family.image_id, closing], [fake], is_fake=True)
+        laid = lay_tokens(family, [opening, family.image_id, closing], [fake], is_fake=True)
         if most is not None and laid.widths.sum() > most:
-            laid = _laid(family, [pad], [], is_fake=True)
+            laid = lay_tokens(family, [pad], [], is_fake=True)
         laid.hidden[:] = True
         sample = self._sample(laid._replace(noted={"fake_images": 1}))
         del sample["noted"]
@@ -471,7 +442,7 @@ class ConversationProcessor(MediaProcessor):
             start, end = end, end + math.prod(grid)
             part = np.asarray(sample[VIDEO_PIXELS])[start:end]
             levels = part if part.dtype == np.uint8 else family.levels(part)
-            found += family.clips.frames(levels, grid)
+            found += [*family.clips.frames(levels, grid)]
         return found
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -499,21 +470,14 @@ class ConversationProcessor(MediaProcessor):
         return self._loaded
 
     def _media(self, template: PartsTemplate, family: Family) -> MediaShown:
-        told = {
-            name: value
-            for name, value in (
-                ("fps", self.fps if self.fps is not None else family.settings.get("video_fps")),
-                *(
-                    (name, given if given is not None else family.settings.get(name))
-                    for name, given in (
-                        ("min_frames", self.min_frames),
-                        ("max_frames", self.max_frames),
-                    )
-                ),
-            )
-            if value is not None
-        }
-        wish = ClipWish(nframes=self.nframes, beyond=self.frames_beyond, **told)
+        said = family.settings
+        wish = ClipWish(
+            nframes=self.nframes,
+            fps=self.fps or said.get("video_fps", ClipWish.fps),
+            min_frames=self.min_frames or said.get("min_frames", ClipWish.min_frames),
+            max_frames=self.max_frames or said.get("max_frames", ClipWish.max_frames),
+            beyond=self.frames_beyond,
+        )
         frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes)
         return MediaShown(family, self.decoding, wish, self.fps, frames, template.ids)
 
@@ -529,7 +493,9 @@ class ConversationProcessor(MediaProcessor):
             raw = raw[name]
         return None if raw is None else self.turns.placed(raw, images, videos)
 
-    def _lay(self, raw: RawItem, media: Sequence[Medium], item: ItemRef | None) -> _Laid | str:
+    def _lay(
+        self, raw: RawItem, media: Sequence[Medium], item: ItemRef | None
+    ) -> LaidConversation | str:
         """Return a conversation's tokens, or the reason for which it is filtered."""
         loaded = self._load()
         family = loaded.family
@@ -548,13 +514,13 @@ class ConversationProcessor(MediaProcessor):
             placed = placed._replace(noted={**placed.noted, "clamped_frames": clamped})
         return self._lay_placed(placed, shown, is_fake=False)
 
-    def _lay_fake(self, placed: PlacedPictures) -> _Laid | str:
+    def _lay_fake(self, placed: PlacedPictures) -> LaidConversation | str:
         """Return the tokens of a conversation without pictures, with a fake one."""
         return self._lay_placed(with_fake(placed), [self._load().media.fake()], is_fake=True)
 
     def _lay_placed(
         self, placed: PlacedPictures, shown: list[ShownMedium], *, is_fake: bool
-    ) -> _Laid | str:
+    ) -> LaidConversation | str:
         template, family, finder, _ = self._load()
         answers = sum(message["role"] == "assistant" for message in placed.messages)
         written = template.write(placed.messages)
@@ -562,10 +528,10 @@ class ConversationProcessor(MediaProcessor):
         found = finder.find(texts_of(placed.messages), written, tokens, answers)
         if found is None:
             return NOT_FOUND
-        laid = _laid(family, tokens.ids, shown, is_fake)
+        laid = lay_tokens(family, tokens.ids, shown, is_fake)
         for start, stop in found.spans:
             laid.learned[start:stop] = True
-        laid.learned[_blocks(family, laid.ids)] = False
+        laid.learned[blocks(family, laid.ids)] = False
         noted = {"searched_answers": answers} if found.searched else {}
         laid = laid._replace(noted={**placed.noted, **noted})
         return self._shortened(laid, placed)
@@ -575,7 +541,7 @@ class ConversationProcessor(MediaProcessor):
             raise ValueError(f"{said}; set unanswered: drop to leave such items out")
         return reason
 
-    def _shortened(self, laid: _Laid, placed: PlacedPictures) -> _Laid | str:
+    def _shortened(self, laid: LaidConversation, placed: PlacedPictures) -> LaidConversation | str:
         """Return what of a conversation is within `max_length`, or why it is filtered."""
         length = int(laid.widths.sum())
         most = self.max_length
@@ -595,14 +561,16 @@ class ConversationProcessor(MediaProcessor):
             return self._unanswered("no answer", "the conversation has no answer to learn")
         return laid
 
-    def _truncated(self, laid: _Laid, placed: PlacedPictures, most: int) -> _Laid | None:
+    def _truncated(
+        self, laid: LaidConversation, placed: PlacedPictures, most: int
+    ) -> LaidConversation | None:
         """Return a conversation cut on the right; None = its turns cannot be told apart."""
         family = self._load().family
         ends = np.cumsum(laid.widths)
         keep = int(np.searchsorted(ends, most, side="right"))
         noted = dict(laid.noted)
         for (start, stop), picture in zip(
-            _each_block(family, laid.ids), placed.pictures, strict=True
+            each_block(family, laid.ids), placed.pictures, strict=True
         ):
             if ends[start] - laid.widths[start] < most < ends[stop - 1]:
                 turn = turn_of(placed.messages, picture)
@@ -612,13 +580,13 @@ class ConversationProcessor(MediaProcessor):
                 keep = begin
                 noted["dropped_turns"] = len(placed.messages) - turn
                 break
-        kept = int(np.count_nonzero(_places(family, laid.ids[:keep])))
+        kept = int(np.count_nonzero(places(family, laid.ids[:keep])))
         videos = sum(each.clip is not None for each in laid.shown[kept:])
         if images := len(laid.shown) - kept - videos:
             noted["dropped_images"] = images
         if videos:
             noted["dropped_videos"] = videos
-        return _Laid(
+        return LaidConversation(
             laid.ids[:keep],
             laid.widths[:keep],
             laid.learned[:keep],
@@ -627,7 +595,7 @@ class ConversationProcessor(MediaProcessor):
             noted,
         )
 
-    def _without(self, placed: PlacedPictures, cut: _Laid) -> _Laid | str:
+    def _without(self, placed: PlacedPictures, cut: LaidConversation) -> LaidConversation | str:
         """Return a conversation that a cut left no picture, with a fake one; or why there is none.
 
         What is left are the turns before that of its first picture.
@@ -654,18 +622,10 @@ class ConversationProcessor(MediaProcessor):
             return None
         return len(before) if before == ids[: len(before)].tolist() else None
 
-    def _sample(self, laid: _Laid) -> Sample:
+    def _sample(self, laid: LaidConversation) -> Sample:
         template, family, _, media = self._load()
-        input_ids = np.repeat(laid.ids, laid.widths)
+        input_ids = laid.input_ids(family)
         learned = np.repeat(laid.learned, laid.widths)
-        starts = (np.cumsum(laid.widths) - laid.widths)[_places(family, laid.ids)].tolist()
-        for start, each in zip(starts, laid.shown, strict=True):
-            if each.texts is not None:
-                assert family.video_id is not None
-                assert family.around_ids is not None
-                input_ids[start : start + each.width()] = [
-                    *each.written(family.video_id, family.around_ids)
-                ]
         sample: Sample = {
             "input_ids": input_ids,
             "labels": np.where(learned, input_ids, np.int32(NO_LOSS)),
@@ -676,8 +636,8 @@ class ConversationProcessor(MediaProcessor):
         if self.fake_image:
             seen = np.repeat(~laid.hidden, laid.widths)
             sample["attention_mask"] = seen
-        if family.has_rope:
-            sample["position_ids"] = self._positions(len(input_ids), starts, laid.shown, seen)
+        if isinstance(family, QwenVl):
+            sample["position_ids"] = laid.positions(family, seen)
         pictures = media.pictures(laid.shown)
         empty = np.zeros((0, *family.shape()), np.uint8)
         patches = np.concatenate(pictures) if len(pictures) > 1 else [*pictures, empty][0]
@@ -708,35 +668,6 @@ class ConversationProcessor(MediaProcessor):
             found[VIDEO_SECONDS] = np.array(seconds, dtype=np.float32)
         return found
 
-    def _positions(
-        self,
-        length: int,
-        starts: list[int],
-        all_shown: Sequence[ShownMedium],
-        seen: npt.NDArray[np.bool_] | None,
-    ) -> npt.NDArray[np.int32]:
-        """Return positions in three dimensions; of videos with times, each time is a block."""
-        family = self._load().family
-        assert isinstance(family, QwenVl)
-        begins: list[int] = []
-        grids: list[tuple[int, int, int]] = []
-        intervals: list[float] = []
-        for start, each in zip(starts, all_shown, strict=True):
-            assert each.size.grid is not None
-            times, rows, columns = each.size.grid
-            if each.texts is not None:
-                tokens = each.size.tokens // times
-                for text in each.texts:
-                    begins.append(start + len(text) + 1)
-                    start += len(text) + 2 + tokens
-                grids += [(1, rows, columns)] * times
-                intervals += [1.0] * times
-                continue
-            begins.append(start)
-            grids.append((times, rows, columns))
-            intervals.append(1.0 if each.clip is None else family.interval(each.clip.fps))
-        return rope_positions(length, begins, grids, family.settings["merge_size"], seen, intervals)
-
 
 class _Loaded(NamedTuple):
     """What a folder holds."""
@@ -745,62 +676,3 @@ class _Loaded(NamedTuple):
     family: Family
     finder: AnswerFinder
     media: MediaShown
-
-
-def _laid(family: Family, ids: Sequence[int], shown: list[ShownMedium], is_fake: bool) -> _Laid:
-    """Return a conversation's tokens with nothing learned yet."""
-    tokens = np.array(ids, dtype=np.int32)
-    places = _places(family, tokens)
-    for kind, token, number, expected in (
-        ("pictures", family.image_token, family.image_id, sum(e.clip is None for e in shown)),
-        ("videos", family.video_token, family.video_id, sum(e.clip is not None for e in shown)),
-    ):
-        found = 0 if number is None else int(np.count_nonzero(tokens == number))
-        if found != expected:
-            raise ValueError(
-                f"the chat template wrote {found} {token} for {expected} {kind}: a text holds that "
-                "token itself, or the template leaves some out; take it out of the data, or give "
-                "another chat_template"
-            )
-    is_video = [each.clip is not None for each in shown]
-    if [int(token) == family.video_id for token in tokens[places]] != is_video:
-        raise ValueError(
-            "the chat template writes pictures and videos in another order than the turns have "
-            "them: give another chat_template"
-        )
-    widths = np.ones(len(tokens), np.int32)
-    widths[places] = [each.width() for each in shown]
-    hidden = np.zeros(len(tokens), bool)
-    if is_fake:
-        hidden[_blocks(family, tokens)] = True
-    return _Laid(tokens, widths, np.zeros(len(tokens), bool), hidden, shown, {})
-
-
-def _places(family: Family, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """Return where the tokens are that stand for a picture or a video."""
-    found: npt.NDArray[np.bool_] = ids == family.image_id
-    return found if family.video_id is None else found | (ids == family.video_id)
-
-
-def _each_block(family: Family, ids: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
-    """Return which tokens are each picture's: its own, and those around it that open and close."""
-    found = []
-    for place in np.flatnonzero(_places(family, ids)).tolist():
-        start, stop = place, place + 1
-        if family.around_ids is not None:
-            near = max(0, place - OPENS_WITHIN)
-            opening = np.flatnonzero(ids[near:place] == family.around_ids[0])
-            if len(opening):
-                start = near + int(opening[-1])
-            if stop < len(ids) and ids[stop] == family.around_ids[1]:
-                stop += 1
-        found.append((start, stop))
-    return found
-
-
-def _blocks(family: Family, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """Return where the tokens of pictures are, and those around them."""
-    found = np.zeros(len(ids), bool)
-    for start, stop in _each_block(family, ids):
-        found[start:stop] = True
-    return found
