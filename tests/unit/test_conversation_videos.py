@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from penstock.client import media
 from penstock.server.job.job import Job
 from penstock.server.media.families.processor_folder import load_family
 from penstock.server.media.medium import HeldMedium
@@ -144,6 +146,21 @@ def test_samples_are_those_of_transformers(kind: str, kernel: str, home: Path) -
         positions = transformers_positions(kind, sample)
         assert np.array_equal(sample["position_ids"], positions), (seed, number)
         assert len(sample["image_grid_thw"]) == len(images)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_levels_become_the_values_of_the_family(kind: str, home: Path) -> None:
+    """With `patches: uint8` a trainer normalizes videos by `pixel_norm`, as it does pictures."""
+    item = asked(video(film(SHORT), nframes=4), TEXT)
+    ready = processed(ConversationProcessor(home / kind), item)
+    raw = processed(ConversationProcessor(home / kind, patches="uint8"), item)
+
+    found = media.normalize(raw, dtype=torch.float32)
+
+    assert raw["pixel_values_videos"].dtype == np.uint8
+    apart = found["pixel_values_videos"] - torch.from_numpy(ready["pixel_values_videos"])
+    assert apart.abs().max() < 1e-5
+    assert "pixel_norm" not in found
 
 
 @pytest.mark.parametrize("kind", KINDS)
