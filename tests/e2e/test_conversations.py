@@ -139,7 +139,8 @@ def test_a_trainer_gets_what_transformers_gives_of_videos(tmp_path: Path) -> Non
 
     with serving(file) as node, Loader(node.address, "chats") as loader:
         [batch] = [dict(batch) for batch in loader]
-    told = call_command("index", str(file), "chats", "--out", str(tmp_path / "i"), "--json")
+    output = str(tmp_path / "sizes.index")
+    told = call_command("penstockd", "index", str(file), "chats", "--output", output, "--json")
 
     theirs = whole_processor("qwen2_5_vl", tmp_path / "model", kernel="torch")
     parts = [{"type": "video"}, {"type": "text", "text": "What is the answer?"}]
@@ -160,7 +161,8 @@ def test_a_trainer_gets_what_transformers_gives_of_videos(tmp_path: Path) -> Non
     assert batch["input_ids"][0].tolist() == ids
     assert np.array_equal(batch["pixel_values_videos"], np.concatenate([patches[n] for n in order]))
     for name in ("video_grid_thw", "second_per_grid_ts"):
-        assert np.array_equal(batch[name], np.array(expected[name], batch[name].dtype)[order]), name
+        found = np.asarray(batch[name])
+        assert np.array_equal(found, np.asarray(expected[name]).astype(found.dtype)[order]), name
     assert batch["n_videos_per_sample"].tolist() == [2]
     assert json.loads(told.stdout)["measures"]["videos"] == 2
 
