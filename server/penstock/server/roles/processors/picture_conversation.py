@@ -140,7 +140,6 @@ class ConversationProcessor(MediaProcessor):
         frames_beyond: What becomes of a number in `frame_indices` after the last frame. `error`:
             the item is a bad item. `last`: the last frame is shown, and the batch counts it under
             `clamped_frames`.
-        decoders, decoder_bytes, frame_bytes: As of `video`; they change no batch.
         patches: `float32`: what the family's processor of transformers gives, to the bit, where it
             resizes by Pillow. `uint8`: the same before it is normalized, for a quarter of the bytes
             on the wire and in memory; `penstock.client.media.normalized` makes the rest.
@@ -184,6 +183,10 @@ class ConversationProcessor(MediaProcessor):
             is a bad item. How many it is given to the model with is said in `settings`.
         max_bytes: The most bytes of its file, and of its pixels as they are decoded; of a video,
             of the frames that are shown, as they are given to the model.
+        decoders: The most videos that a worker keeps open, as of `video`. It changes no batch.
+        decoder_bytes: The most bytes that these take, by estimate.
+        frame_bytes: The most bytes of decoded frames that a worker holds for items that follow, as
+            of `video`. It pays where several items show the same file. It changes no batch.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
