@@ -44,7 +44,7 @@ def conversations(count: int, seed: int = 7) -> list[dict[str, Any]]:
             for _ in range(number % 4)
         ]
         item = as_sharegpt(talk(draw, len(files)), files, draw)
-        if number % 5 == 2:
+        if number % 4 == 3:
             first = next(turn for turn in item["conversations"] if turn["from"] == "human")
             first["value"] = "<video>" + first["value"]
             item["videos"] = [[encoded(drawn(40, 30, n)) for n in range(3)]]
