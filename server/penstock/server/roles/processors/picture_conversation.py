@@ -143,10 +143,10 @@ class ConversationProcessor(MediaProcessor):
         patches: `float32`: what the family's processor of transformers gives, to the bit, where it
             resizes by Pillow. `uint8`: the same before it is normalized, for a quarter of the bytes
             on the wire and in memory; `penstock.client.media.normalized` makes the rest.
-        fake_image: Give a conversation without pictures and videos a white picture, whose tokens attention does
-            not see and which is not learned, so that every rank runs its vision tower: without that
-            FSDP and ZeRO-3 hang where a rank has only text. It costs the tokens of a picture of
-            56x56 pixels, and the batch counts it under `fake_images`.
+        fake_image: Give a conversation without pictures and videos a white picture, whose tokens
+            attention does not see and which is not learned, so that every rank runs its vision
+            tower: without that FSDP and ZeRO-3 hang where a rank has only text. It costs the tokens
+            of a picture of 56x56 pixels, and the batch counts it under `fake_images`.
         answer_images: What `<image>` and `<video>` are in an assistant's text: `text`, or a
             picture's place with `place`. Its tokens are not learned.
         surplus_placeholders: What happens to a placeholder without a picture. `error`: the item is
