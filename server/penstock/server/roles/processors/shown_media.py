@@ -171,30 +171,26 @@ class MediaShown:
         Raises:
             ValueError: One is damaged.
         """
-        clips = [each for each in all_shown if each.clip is not None]
-        wanted: dict[str, list[ShownMedium]] = {}
-        keys = []
-        for each in clips:
-            key = ""
-            if not each.is_listed:
-                [medium] = each.media
-                key = video_key(medium, self._indexes.of(medium))
-                wanted.setdefault(key, []).append(each)
-            keys.append(key)
-        made: dict[tuple[str, Extent], dict[int, Pixels]] = {}
-        for key, those in wanted.items():
-            made |= {(key, extent): kept for extent, kept in self._of_file(those).items()}
+        clips = [(each, each.clip) for each in all_shown if each.clip is not None]
+        frames = [
+            np.empty((len(clip.numbers), *self._extent(each), 3), np.uint8) for each, clip in clips
+        ]
+        files: dict[str, list[int]] = {}
+        for place, (each, clip) in enumerate(clips):
+            if each.is_listed:
+                for at, number in enumerate(clip.numbers):
+                    frames[place][at] = self._listed_frame(each, number)
+                continue
+            [medium] = each.media
+            key = video_key(medium, self._indexes.of(medium))
+            files.setdefault(key, []).append(place)
+        for places in files.values():
+            [medium] = clips[places[0]][0].media
+            self._fill(medium, [(clips[place][1], frames[place]) for place in places])
         found = []
-        for key, each in zip(keys, clips, strict=True):
-            assert each.clip is not None
-            extent = self._extent(each)
-            if key:
-                kept = made[key, extent]
-                frames = [kept[number] for number in each.clip.numbers]
-            else:
-                resized = [self._resized(self._decoded(one), extent) for one in each.media]
-                frames = [resized[number] for number in each.clip.numbers]
-            found.append(self._qwen.clips.patches(np.stack(frames)))
+        for place in range(len(frames)):
+            found.append(self._qwen.clips.patches(frames[place]))
+            frames[place] = np.empty(0, np.uint8)  # a long video is not held in both forms
         return found
 
     @property
@@ -280,35 +276,34 @@ class MediaShown:
 
     # --- pixels ---
 
-    def _of_file(self, those: Sequence[ShownMedium]) -> dict[Extent, dict[int, Pixels]]:
-        """Return the frames of one file in each size that is wanted, by their numbers."""
-        [medium] = those[0].media
+    def _fill(self, medium: Medium, wanted: Sequence[tuple[ClipFrames, Pixels]]) -> None:
+        """Decode the frames of one file, and resize them into each array that wants them."""
         index = self._indexes.of(medium)
-        sizes: dict[int, dict[Extent, None]] = {}
-        for each in those:
-            assert each.clip is not None
-            for number in each.clip.numbers:
-                sizes.setdefault(number, {})[self._extent(each)] = None
-        found: dict[Extent, dict[int, Pixels]] = {}
-        numbers = sorted(sizes)
+        uses: dict[int, list[tuple[Pixels, int]]] = {}
+        for clip, frames in wanted:
+            for at, number in enumerate(clip.numbers):
+                uses.setdefault(number, []).append((frames, at))
+        numbers = sorted(uses)
         try:
-            for at in range(0, len(numbers), AT_ONCE):
-                for frame in self._frames.frames(medium, index, numbers[at : at + AT_ONCE]):
+            for begin in range(0, len(numbers), AT_ONCE):
+                for frame in self._frames.frames(medium, index, numbers[begin : begin + AT_ONCE]):
                     pixels = frame.rgb24()
-                    for extent in sizes[frame.number]:
-                        resized = self._resized(pixels, extent)
-                        found.setdefault(extent, {})[frame.number] = resized
+                    made: dict[tuple[int, ...], Pixels] = {}
+                    for frames, at in uses[frame.number]:
+                        shape = frames.shape[1:3]
+                        if shape not in made:
+                            made[shape] = self._family.resized(pixels, *shape)
+                        frames[at] = made[shape]
         except BadVideo as error:
             raise BadVideo(f"{medium.name}: {error}") from error
-        return found
+
+    def _listed_frame(self, each: ShownMedium, number: int) -> Pixels:
+        return self._family.resized(self._decoded(each.media[number]), *self._extent(each))
 
     def _extent(self, each: ShownMedium) -> Extent:
         assert each.size.grid is not None
         patch = self._family.settings["patch_size"]
         return Extent(each.size.grid[1] * patch, each.size.grid[2] * patch)
-
-    def _resized(self, pixels: Pixels, extent: Extent) -> Pixels:
-        return self._family.resized(pixels, *extent)
 
     def _decoded(self, medium: Medium) -> Pixels:
         return self._decoding.decode(medium.read(), read_header(medium), medium.name)
