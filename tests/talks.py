@@ -239,13 +239,20 @@ def transformers_positions(kind: str, sample: Any, mask: Any = None) -> Any:
     own = SimpleNamespace(config=SimpleNamespace(vision_config=vision))
     own.get_vision_position_ids = partial(model.get_vision_position_ids, own)
     ids = torch.from_numpy(sample["input_ids"]).long()[None]
-    picture = vision_tokenizer().token_to_id("<|image_pad|>")
+    token_id = vision_tokenizer().token_to_id
     grids = torch.from_numpy(sample["image_grid_thw"])
+    of_videos = {
+        name: torch.from_numpy(sample[name])
+        for name in ("video_grid_thw", "second_per_grid_ts")
+        if name in sample
+    }
+    types = (ids == token_id("<|image_pad|>")).int() + 2 * (ids == token_id("<|video_pad|>")).int()
     found, _ = model.get_rope_index(
         own,
         ids,
-        mm_token_type_ids=(ids == picture).int(),
+        mm_token_type_ids=types,
         image_grid_thw=grids if mask is None else None,
         attention_mask=None if mask is None else torch.from_numpy(mask)[None].long(),
+        **of_videos,
     )
     return found[:, 0].numpy()

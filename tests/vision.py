@@ -27,6 +27,7 @@ QWEN = """\
     {%- else %}
         {%- for part in message.content %}
             {%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+            {%- elif part.type == 'video' %}{{- '<|vision_start|><|video_pad|><|vision_end|>' }}
             {%- elif 'text' in part %}{{- part.text }}
             {%- endif %}
         {%- endfor %}
@@ -113,6 +114,10 @@ def write_vision_folder(folder: Path, kind: str, **pictures: Any) -> Path:
     config = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text(TEMPLATES.get(kind, QWEN))
+    if kind in MODULES:
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(video_settings(kind)))
+    if kind == "qwen2_5_vl":
+        (folder / "config.json").write_text('{"vision_config": {"tokens_per_second": 2}}')
     saved = {"processor_class": CLASSES[kind], **image_settings(kind, **pictures)}
     (folder / "preprocessor_config.json").write_text(json.dumps(saved))
     if kind == "llava":
@@ -146,6 +151,25 @@ def image_settings(kind: str, **pictures: Any) -> dict[str, Any]:
     return made
 
 
+def video_settings(kind: str) -> dict[str, Any]:
+    """Return what transformers writes of a video processor, with bounds that keep tests small."""
+    each = 16 if kind == "qwen3_vl" else 14
+    half = [0.5, 0.5, 0.5]
+    clip = [[0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]]
+    mean, std = [half, half] if kind == "qwen3_vl" else clip
+    return {
+        "video_processor_type": "Qwen2VLVideoProcessor",
+        "size": {"shortest_edge": 4 * each**2, "longest_edge": 200 * each**2},
+        "image_mean": mean,
+        "image_std": std,
+        "patch_size": each,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "min_frames": 4,
+        "max_frames": 768,
+    }
+
+
 def image_processor(kind: str, **pictures: Any) -> Any:
     """Return the image processor of transformers, over Pillow."""
     if kind == "kimi":
@@ -165,7 +189,7 @@ def image_processor(kind: str, **pictures: Any) -> Any:
     return Qwen2VLImageProcessorPil(**{**own, **pictures})
 
 
-def whole_processor(kind: str, folder: Path, **pictures: Any) -> Any:
+def whole_processor(kind: str, folder: Path, *, kernel: str = "pillow", **pictures: Any) -> Any:
     """Return the processor of transformers over the tokenizer of a folder."""
     from transformers import PreTrainedTokenizerFast
 
@@ -180,15 +204,16 @@ def whole_processor(kind: str, folder: Path, **pictures: Any) -> Any:
     )
 
     class Processor(getattr(found, name)):  # type: ignore[misc]
-        """Without videos: their processors need a torchvision that loads."""
+        """Whose video processor is transformers' own code, over torch in torchvision's place."""
 
         def check_argument_for_proper_class(self, argument: str, value: Any) -> Any:
-            if value is None or isinstance(value, TorchvisionPictures):
+            if value is None or isinstance(value, TorchvisionPictures | TorchvisionVideos):
                 return None
             return super().check_argument_for_proper_class(argument, value)
 
     Processor.__name__ = name
-    more: dict[str, Any] = {"video_processor": None}
+    videos = TorchvisionVideos(kind, kernel) if kind in MODULES else None
+    more: dict[str, Any] = {"video_processor": videos}
     if kind == "llava":
         more = {"patch_size": 14, "vision_feature_select_strategy": "default"}
         more["num_additional_image_tokens"] = 1
@@ -266,6 +291,60 @@ class TorchvisionPictures:
         return getattr(self._module, name)
 
 
+class TorchvisionVideos:
+    """A video processor of transformers, where torchvision is not installed: as the pictures'.
+
+    Args:
+        kind: One of `MODULES`.
+        kernel: What resizes.
+        settings: Over those of `video_settings`.
+    """
+
+    model_input_names = ("pixel_values_videos", "video_grid_thw")
+
+    def __init__(self, kind: str, kernel: str = "torch", **settings: Any) -> None:
+        module, name = {
+            "qwen3_vl": ("qwen3_vl", "Qwen3VLVideoProcessor"),
+        }.get(kind, ("qwen2_vl", "Qwen2VLVideoProcessor"))
+        self._resize = _RESIZES[kernel]
+        with _torchvision(self._resize):
+            self._module = importlib.import_module(
+                f"transformers.models.{module}.video_processing_{module}"
+            )
+        self._theirs: Any = object.__new__(getattr(self._module, name))
+        self._settings = {**video_settings(kind), **settings}
+        self.merge_size = self._settings["merge_size"]
+        self.temporal_patch_size = self._settings["temporal_patch_size"]
+
+    def __call__(self, videos: Any, video_metadata: Any = None, **_: Any) -> Any:
+        """Return what it gives for videos, arrays of frames, and sampling none."""
+        import torch
+        from transformers.image_utils import SizeDict
+        from transformers.video_utils import VideoMetadata
+
+        told = {
+            name: self._settings[name]
+            for name in ("patch_size", "temporal_patch_size", "merge_size")
+        }
+        told |= {name: tuple(self._settings[name]) for name in ("image_mean", "image_std")}
+        tensors = [torch.from_numpy(video.transpose(0, 3, 1, 2).copy()) for video in videos]
+        with _torchvision(self._resize):
+            found = self._theirs._preprocess(
+                tensors,
+                do_resize=True,
+                size=SizeDict(**self._settings["size"]),
+                resample=3,
+                do_rescale=True,
+                rescale_factor=1 / 255,
+                do_normalize=True,
+                cap_pixels_per_frame=self._settings.get("cap_pixels_per_frame", False),
+                return_tensors=None,
+                **told,
+            )
+        found["video_metadata"] = [VideoMetadata(**each) for each in video_metadata or ()]
+        return found
+
+
 @contextmanager
 def _torchvision(resize: Callable[..., Any]) -> Iterator[None]:
     """Have modules of transformers find what they ask of torchvision."""
@@ -288,6 +367,7 @@ def _torchvision(resize: Callable[..., Any]) -> Iterator[None]:
     names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
     modules = {name: types.ModuleType(name) for name in names}
     modules[names[2]].functional = functional  # type: ignore[attr-defined]
+    modules[f"{names[2]}.functional"] = functional  # type: ignore[assignment]
     filters = {2: "bilinear", 3: "bicubic"}
     with (
         mock.patch.dict(sys.modules, modules),
@@ -306,9 +386,11 @@ def _torch_resize(images: Any, size: Any, interpolation: str, antialias: bool) -
 
     if tuple(images.shape[-2:]) == tuple(size):
         return images
-    return torch.nn.functional.interpolate(
-        images, tuple(size), mode=interpolation, align_corners=False, antialias=antialias
+    flat = images.reshape(-1, *images.shape[-3:])  # of videos each frame, as torchvision does
+    found = torch.nn.functional.interpolate(
+        flat, tuple(size), mode=interpolation, align_corners=False, antialias=antialias
     )
+    return found.reshape(*images.shape[:-2], *size)
 
 
 def _pillow_resize(images: Any, size: Any, interpolation: str, antialias: bool) -> Any:
@@ -319,9 +401,10 @@ def _pillow_resize(images: Any, size: Any, interpolation: str, antialias: bool) 
     by = Image.Resampling[interpolation.upper()]
     made = [
         np.asarray(Image.fromarray(each.permute(1, 2, 0).numpy()).resize(size[::-1], resample=by))
-        for each in images
+        for each in images.reshape(-1, *images.shape[-3:])
     ]
-    return torch.stack([torch.from_numpy(each.transpose(2, 0, 1).copy()) for each in made])
+    stacked = torch.stack([torch.from_numpy(each.transpose(2, 0, 1).copy()) for each in made])
+    return stacked.reshape(*images.shape[:-2], *size)
 
 
 _RESIZES = {"torch": _torch_resize, "pillow": _pillow_resize}

@@ -131,6 +131,13 @@ CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
         lambda path: ConversationProcessor(path.parent / "qwen2_vl", fake_image=True),
         {"messages": CHAT},
     ),
+    "conversation with a video of pictures": (
+        lambda path: ConversationProcessor(path.parent / "qwen2_vl", fps=1),
+        {
+            "messages": [{"role": "user", "content": "<video>"}, *CHAT[1:]],
+            "videos": [[JPEG, JPEG, JPEG]],
+        },
+    ),
     "conversation without an answer": (
         lambda path: ConversationProcessor(path.parent / "qwen2_vl"),
         {"messages": CHAT[:1]},

@@ -16,7 +16,12 @@ from PIL import Image
 
 from harness import call_command, serving, write_job_file
 from penstock.client import Loader, media
+from penstock.server.media.medium import HeldMedium
+from penstock.server.media.video.frame_choice import by_count
+from penstock.server.media.video.indexing import index_video
+from penstock.server.media.video.video_frames import VideoFrames
 from penstock.wire.errors import PenstockError
+from videos import film
 from vision import drawn, encoded, whole_processor, write_vision_folder
 
 COUNT = 9
@@ -103,6 +108,63 @@ def test_a_trainer_gets_what_transformers_gives(patches: str, tmp_path: Path) ->
         exact = torch.from_numpy(expected["pixel_values"])
         apart = (batch["pixel_values"][0] - exact).abs().max().item()
         assert apart == 0 if patches == "float32" else apart < 1e-5
+
+
+def test_a_trainer_gets_what_transformers_gives_of_videos(tmp_path: Path) -> None:
+    """From files that the data name, through workers, packed: ids, pixels, grids and seconds.
+
+    And `penstockd index` counts them, by their indexes.
+    """
+    write_vision_folder(tmp_path / "model", "qwen2_5_vl")
+    (tmp_path / "clips").mkdir()
+    data = [film("H.264, key frame every 2nd"), film("VP9")]
+    for number, each in enumerate(data):
+        (tmp_path / "clips" / f"{number}.mp4").write_bytes(each)
+    asked, answer = "<video>\nWhat is the answer?", "It is four."
+    clips = [[{"path": f"{number}.mp4", "nframes": 4 + 2 * number}] for number in range(2)]
+    turns = [{"from": "human", "value": asked}, {"from": "gpt", "value": answer}]
+    lines = [json.dumps({"conversations": turns, "videos": each}) for each in clips]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    job = {
+        "source": {"type": "jsonl", "files": "chats.jsonl"},
+        "distributor": {"type": "map", "shuffle": "none"},
+        "media": {"dir": "clips"},
+        "processor": {"type": "conversation", "tokenizer": "model", "kernel": "torch"},
+        "batcher": {"type": "knapsack", "max_tokens": 400, "window": 2},
+        "collator": {"type": "vlm", "layout": "flash"},
+        "lanes": 1,
+        "epochs": 1,
+    }
+    file = write_job_file(tmp_path / "jobs.yaml", {"chats": job})
+
+    with serving(file) as node, Loader(node.address, "chats") as loader:
+        [batch] = [dict(batch) for batch in loader]
+    output = str(tmp_path / "sizes.index")
+    told = call_command("penstockd", "index", str(file), "chats", "--output", output, "--json")
+
+    theirs = whole_processor("qwen2_5_vl", tmp_path / "model", kernel="torch")
+    parts = [{"type": "video"}, {"type": "text", "text": "What is the answer?"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
+    text = theirs.apply_chat_template(messages, tokenize=False)
+    videos, metadata = [], []
+    for number, each in enumerate(data):
+        medium = HeldMedium("v", each)
+        index = index_video(medium)
+        chosen = by_count(index, 4 + 2 * number)
+        frames = VideoFrames(1, 1, 0).frames(medium, index, chosen)
+        videos.append(np.stack([frame.rgb24() for frame in frames]))
+        metadata.append({"total_num_frames": 60, "fps": 30.0, "frames_indices": chosen})
+    expected = theirs(text=[text] * 2, videos=videos, video_metadata=metadata)
+    order = sorted(range(2), key=lambda n: -len(expected["input_ids"][n]))
+    patches = np.split(np.asarray(expected["pixel_values_videos"]), [len(videos[0]) // 2 * 60])
+    ids = [token for n in order for token in expected["input_ids"][n]]
+    assert batch["input_ids"][0].tolist() == ids
+    assert np.array_equal(batch["pixel_values_videos"], np.concatenate([patches[n] for n in order]))
+    for name in ("video_grid_thw", "second_per_grid_ts"):
+        found = np.asarray(batch[name])
+        assert np.array_equal(found, np.asarray(expected[name]).astype(found.dtype)[order]), name
+    assert batch["n_videos_per_sample"].tolist() == [2]
+    assert json.loads(told.stdout)["measures"]["videos"] == 2
 
 
 def test_what_is_wrong_with_a_picture_names_the_item_and_the_file(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ LIMITS = {"images": 4, "patches": 160}
 
 
 def conversations(count: int, seed: int = 7) -> list[dict[str, Any]]:
-    """Return items of no to three pictures, one of which cannot be decoded."""
+    """Return items of no to three pictures, some with a video of three; one cannot be decoded."""
     draw = random.Random(seed)
     items = []
     for number in range(count):
@@ -43,7 +43,12 @@ def conversations(count: int, seed: int = 7) -> list[dict[str, Any]]:
             encoded(drawn(draw.randint(20, 110), draw.randint(20, 110), number), "JPEG")
             for _ in range(number % 4)
         ]
-        items.append(as_sharegpt(talk(draw, len(files)), files, draw))
+        item = as_sharegpt(talk(draw, len(files)), files, draw)
+        if number % 4 == 3:
+            first = next(turn for turn in item["conversations"] if turn["from"] == "human")
+            first["value"] = "<video>" + first["value"]
+            item["videos"] = [[encoded(drawn(40, 30, n)) for n in range(3)]]
+        items.append(item)
     items[5]["images"] = [items[5]["images"][0][:-40], *items[5]["images"][1:]]
     return items
 
@@ -56,6 +61,7 @@ def job_of(folder: Path, *, headers: bool, plan: Plan | None = None) -> Job:
         folder / "model",
         patches="uint8",
         fake_image=True,
+        fps=1,
         **({"unanswered": "error"} if headers else {"max_length": 150, "overlong": "truncate"}),
     )
     batcher = (
@@ -87,6 +93,7 @@ def test_every_offset_goes_on_with_the_same_pictures(form: str, tmp_path: Path) 
     )
 
     assert len({step.body for step in found}) > 5
+    assert any(b"pixel_values_videos" in step.header for step in found)
 
 
 def sample_bytes(sample: Any) -> list[tuple[str, str]]:

@@ -543,7 +543,7 @@ def openai(*parts: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("item", "said"),
     [
-        (openai({"type": "video", "video": "a.mp4"}), "a part of type 'video'"),
+        (openai({"type": "input_audio", "input_audio": {}}), "a part of type 'input_audio'"),
         (openai({"type": "tune"}), "a part of type 'tune'; known are text, image"),
         (openai({"type": "text"}), "of type text without a text"),
         (openai(5), "a part of type int"),

@@ -23,6 +23,7 @@ from indexes import made
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.line import Line
 from penstock.wire import frame
+from videos import film
 from vision import drawn, encoded, write_vision_folder
 
 PAGE = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text()
@@ -149,7 +150,7 @@ def test_every_job_file_of_the_page_is_run_here() -> None:
     run = set(re.findall(r'batches\(folder, "(\S+)"', Path(__file__).read_text()))
 
     assert shown == run
-    assert len(shown) == 11
+    assert len(shown) == 12
 
 
 def test_cosmos_sets_keep_their_ratios_and_their_keys(folder: Path) -> None:
@@ -224,6 +225,49 @@ def test_cosmos_pads_conversations_with_their_pictures(job: str, folder: Path) -
             patches = values["image_grid_thw"].prod(axis=1).sum()
             assert values["pixel_values"].shape == (patches, 1176)
         assert 0 < (values["labels"] != -100).sum() < values["attention_mask"].sum() / 2
+
+
+def test_cosmos_decodes_the_videos_of_its_messages(folder: Path) -> None:
+    """By keys of another column; two videos of one key are alike."""
+    part = {"type": "video", "video": "k", "text": None}
+    text = {"type": "text", "video": None, "text": "And?"}
+    turns = [
+        {"role": "user", "content": [part, text, part]},
+        {"role": "assistant", "content": [{**text, "text": "It falls."}]},
+    ]
+    texts = pa.array([turns] * 3)
+    medium = [("k", film("H.264, key frame every 2nd"))]
+    media = pa.array([medium] * 3, pa.map_(pa.string(), pa.binary()))
+    pq.write_table(pa.table({"texts": texts, "media": media}), folder / "videophy2.parquet")
+
+    [(values, _, _)] = batches(folder, "videophy2.yaml", 1, lane=0)
+
+    assert values["n_videos_per_sample"].tolist() == [2]
+    assert values["video_grid_thw"].tolist() == [values["video_grid_thw"][0].tolist()] * 2
+    first, second = np.split(values["pixel_values_videos"], 2)
+    assert np.array_equal(first, second)
+    assert values["input_ids"].shape[1] % 16 == 0
+
+
+def test_the_job_of_another_page_shows_videos(folder: Path) -> None:
+    """As docs/conversations.md has it: a file twice, and a list of pictures."""
+    page = (Path(__file__).parents[2] / "docs" / "conversations.md").read_text()
+    found = dict(re.findall(r"<!-- file: (talks\S+) -->\n```\w+\n(.*?)^```", page, re.M | re.S))
+    write_vision_folder(folder / "Qwen2.5-VL-3B-Instruct", "qwen2_5_vl")
+    (folder / "clips" / "walk").mkdir(parents=True)
+    (folder / "clips" / "cup.mp4").write_bytes(film("H.264, key frame every 2nd"))
+    for number in range(3):
+        picture = encoded(drawn(60, 80, number), "JPEG")
+        (folder / "clips" / "walk" / f"{number}.jpg").write_bytes(picture)
+    for name, text in found.items():
+        (folder / name).write_text(text)
+    file = "talks.yaml"
+
+    [(values, _, _)] = batches(folder, file, 1, job="talks", lane=0)
+
+    seconds = {float(each) for each in values["second_per_grid_ts"]}
+    assert values["n_videos_per_sample"].sum() == len(values["video_grid_thw"])
+    assert seconds == {1.0, 0.5, 2.0}
 
 
 def test_automodel_packs_pictures_in_steps_that_are_balanced(folder: Path) -> None:

@@ -339,7 +339,7 @@ def test_settings_alone_make_a_family(tmp_path: Path) -> None:
     [
         ({}, None, {}, "does not say of which processor it is"),
         ({"processor_class": "MysteryProcessor"}, None, {}, "is that of MysteryProcessor"),
-        ({}, "qwen", {}, "family is 'qwen'; give one of qwen2_vl, qwen3_vl"),
+        ({}, "qwen", {}, "family is 'qwen'; give one of qwen2_vl, qwen2_5_vl"),
         ({}, "qwen2_vl", {"max_pixel": 9}, "max_pixels"),
         ({}, "qwen2_vl", {"max_pixels": 0}, "settings.max_pixels is 0; give a whole number from 1"),
         ({}, "qwen2_vl", {"image_mean": [0, 1]}, "give three numbers"),

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from penstock.wire.errors import InvalidRequest
 
-PIXELS, NORM = "pixel_values", "pixel_norm"
+PIXELS, NORM = ("pixel_values", "pixel_values_videos"), "pixel_norm"
 
 CHUNK = 1 << 24
 """Values that are float32 at once: 64 MiB, where a batch of pictures may have thirty times that."""
@@ -36,11 +36,11 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def normalize(batch: Mapping[str, Any], *, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
-    """Return a batch whose `pixel_values` are normalized, without `pixel_norm`.
+    """Return a batch whose pixels, of pictures and videos, are normalized, without `pixel_norm`.
 
     Args:
-        batch: With `pixel_values` and `pixel_norm`; one that has no `pixel_norm` is of
-            `patches: float32`, or of text alone, and only its dtype changes.
+        batch: With `pixel_values`, `pixel_values_videos` or both, and `pixel_norm`; one that has no
+            `pixel_norm` is of `patches: float32`, or of text alone, and only its dtype changes.
         dtype: float32, float16 or bfloat16.
 
     Raises:
@@ -49,21 +49,21 @@ def normalize(batch: Mapping[str, Any], *, dtype: torch.dtype = torch.bfloat16) 
     """
     made = dict(batch)
     norm = made.pop(NORM, None)
-    pixels = made.get(PIXELS)
-    if pixels is None:
-        return made
-    pixels = torch.as_tensor(pixels)
-    if norm is not None:
-        made[PIXELS] = normalized(pixels, norm, dtype=dtype)
-    elif pixels.dtype == torch.uint8:
-        raise InvalidRequest(
-            "the batch has pixel_values of uint8 and no pixel_norm: use a collator that carries "
-            "it, or call normalized with mean and deviation",
-            field="batch",
-            value=", ".join(map(str, batch)),
-        )
-    else:
-        made[PIXELS] = pixels.to(_checked(dtype))
+    for name in PIXELS:
+        if made.get(name) is None:
+            continue
+        pixels = torch.as_tensor(made[name])
+        if norm is not None:
+            made[name] = normalized(pixels, norm, dtype=dtype)
+        elif pixels.dtype == torch.uint8:
+            raise InvalidRequest(
+                f"the batch has {name} of uint8 and no pixel_norm: use a collator that carries it, "
+                "or call normalized with mean and deviation",
+                field="batch",
+                value=", ".join(map(str, batch)),
+            )
+        else:
+            made[name] = pixels.to(_checked(dtype))
     return made
 
 

@@ -39,6 +39,7 @@ from typing import (
 )
 
 from penstock.common.checks import check_choice, check_flag, check_whole
+from penstock.server.core.shown import shown
 from penstock.wire.errors import InvalidJob
 
 Declared = TypeVar("Declared", bound=type[Any])
@@ -59,6 +60,28 @@ class AtLeast:
     def check(self, name: str, value: Any, *, key: str, optional: bool) -> None:
         """Refuse what is not a whole number, or too small."""
         check_whole(name, value, self.least, self.meaning, optional=optional, key=key)
+
+
+@dataclass(frozen=True)
+class NumberUpTo:
+    """A number above 0, up to a bound.
+
+    Attributes:
+        most: The largest one.
+        zero: It may be 0.
+    """
+
+    most: float
+    zero: bool = False
+
+    def check(self, name: str, value: Any, *, key: str, optional: bool) -> None:
+        """Refuse anything else."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= self.most or (value == 0 and not self.zero):
+            least = "from 0" if self.zero else "above 0"
+            raise InvalidJob(
+                f"{name} is {shown(value)}: give a number {least} to {self.most:g}", key=key
+            )
 
 
 @dataclass(frozen=True)

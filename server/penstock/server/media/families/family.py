@@ -55,6 +55,10 @@ class Family(ABC):
             none.
         has_grids: Pictures have shapes of their own, `image_grid_thw`.
         has_rope: Positions have three dimensions.
+        takes_video: Videos can be shown, by tokens of their own.
+        has_clip_seconds: Positions of a video go by its rate, `second_per_grid_ts`.
+        has_clip_times: The frames of a temporal patch are a block of tokens, and before it stands a
+            text that says when they are shown.
 
     Args:
         settings: Checked values, over `defaults`.
@@ -75,6 +79,9 @@ class Family(ABC):
     around: ClassVar[tuple[str, str] | None] = None
     has_grids: ClassVar[bool] = True
     has_rope: ClassVar[bool] = False
+    takes_video: ClassVar[bool] = False
+    has_clip_seconds: ClassVar[bool] = False
+    has_clip_times: ClassVar[bool] = False
 
     def __init__(self, settings: Settings, class_name: str, kernel: str = "pillow") -> None:
         self.settings: Settings = {**self.defaults, **settings}
@@ -88,6 +95,8 @@ class Family(ABC):
             )
         self.image_token: str = self.settings["image_token"]
         self.image_id = -1
+        self.video_token: str | None = self.settings.get("video_token")
+        self.video_id: int | None = None
         self.around_ids: tuple[int, int] | None = None
         self._table = self._levels()
 
@@ -119,6 +128,8 @@ class Family(ABC):
         self.image_id = found[0]
         if self.around is not None:
             self.around_ids = (found[1], found[2])
+        if self.video_token is not None:  # a folder for pictures alone may lack it
+            self.video_id = token_id(self.video_token)
 
     @abstractmethod
     def size(self, width: int, height: int) -> PictureSize:
@@ -210,7 +221,7 @@ class Family(ABC):
     def _over_torchvision(self) -> bool:
         return self.kernel == "torch"
 
-    def _resized(self, picture: Pixels, height: int, width: int) -> Pixels:
+    def resized(self, picture: Pixels, height: int, width: int) -> Pixels:
         """Return a picture in another size."""
         return resize(picture, Extent(height, width), self.kernel, self._filter)
 

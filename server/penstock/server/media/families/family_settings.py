@@ -55,6 +55,7 @@ _PIXELS = _whole(1, MOST_PIXELS)
 
 KINDS: dict[str, Check] = {
     "image_token": (lambda value: isinstance(value, str) and bool(value), "the text of a token"),
+    "video_token": (lambda value: isinstance(value, str) and bool(value), "the text of a token"),
     "image_mean": (lambda value: _channels(value, -1000), "three numbers, of red, green and blue"),
     "image_std": (lambda value: _channels(value, 1e-6), "three numbers above 0"),
     "rescale_factor": (lambda value: _number(value, 1e-6, 1000), "a number, such as 0.0039"),
@@ -74,6 +75,14 @@ KINDS: dict[str, Check] = {
     "max_side_patches": _whole(1, 1 << 16),
     "min_pixels": _PIXELS,
     "max_pixels": _PIXELS,
+    "video_min_pixels": _PIXELS,
+    "video_max_pixels": _PIXELS,
+    "cap_pixels_per_frame": _FLAG,
+    "max_video_tokens": _whole(1, 1 << 24),
+    "video_fps": (lambda value: _number(value, 1e-3, 1000), "frames in a second, such as 2"),
+    "min_frames": _whole(1, 1 << 16),
+    "max_frames": _whole(1, 1 << 16),
+    "tokens_per_second": (lambda value: _number(value, 1e-3, 1000), "a number, such as 2"),
     "size": (_edges, "sizes by names, such as {shortest_edge: 336}"),
     "crop_size": (_edges, "sizes by names, such as {height: 336, width: 336}"),
     "image_seq_length": _whole(1, 1 << 20),

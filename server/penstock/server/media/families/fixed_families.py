@@ -93,7 +93,7 @@ class FixedFamily(Family):
         if settings["do_pad"]:
             picture = self._squared(picture)
         if settings["do_resize"]:
-            picture = self._resized(picture, *self._resized_to(*picture.shape[:2]))
+            picture = self.resized(picture, *self._resized_to(*picture.shape[:2]))
         if settings["do_center_crop"]:
             picture = _cropped(picture, self._height, self._width)
         if picture.shape[:2] != (self._height, self._width):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from penstock.server.media.families.clip_patches import ClipPatches
 from penstock.server.media.families.family import CLIP_MEAN, CLIP_STD, Family, PictureSize, Pixels
 from penstock.server.media.families.family_settings import Settings
 from penstock.server.media.geometry import smart_resize
@@ -26,22 +27,34 @@ _PIXEL_SETTINGS = (
     "merge_size",
 )
 
+VIDEO_SETTINGS = (
+    "video_token",
+    "video_min_pixels",
+    "video_max_pixels",
+    "cap_pixels_per_frame",
+    "max_video_tokens",
+    "video_fps",
+    "min_frames",
+    "max_frames",
+)
+
 
 class QwenVl(Family):
-    """Qwen2-VL and Qwen2.5-VL: patches of two times 14x14 pixels, four of them to a token.
+    """Qwen2-VL: patches of two times 14x14 pixels, four of them to a token.
 
     Patches lie in blocks of `merge_size` by `merge_size`, as the merger takes them; a still picture
     fills `temporal_patch_size` times with itself.
     """
 
     name: ClassVar[str] = "qwen2_vl"
-    classes: ClassVar[tuple[str, ...]] = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
+    classes: ClassVar[tuple[str, ...]] = ("Qwen2VLProcessor",)
     known: ClassVar[tuple[str, ...]] = (
         *_PIXEL_SETTINGS,
         "temporal_patch_size",
         "min_pixels",
         "max_pixels",
         "size",
+        *VIDEO_SETTINGS,
     )
     defaults: ClassVar[Mapping[str, Any]] = {
         "image_token": "<|image_pad|>",
@@ -57,9 +70,29 @@ class QwenVl(Family):
         "temporal_patch_size": 2,
         "min_pixels": 56 * 56,
         "max_pixels": 28 * 28 * 1280,
+        "video_token": "<|video_pad|>",
+        "video_min_pixels": 128 * 28 * 28,
+        "video_max_pixels": 768 * 28 * 28,
+        "cap_pixels_per_frame": False,
+        "max_video_tokens": 128_000,
+        "video_fps": 2,
+        "min_frames": 4,
+        "max_frames": 768,
     }
     around: ClassVar[tuple[str, str] | None] = ("<|vision_start|>", "<|vision_end|>")
     has_rope: ClassVar[bool] = True
+    takes_video: ClassVar[bool] = True
+    together: ClassVar[bool] = False
+    """The bounds on a video's pixels hold for its frames together."""
+
+    def interval(self, fps: float) -> float:
+        """Return how far apart the times of a video are among positions."""
+        return 1.0
+
+    @property
+    def clips(self) -> ClipPatches:
+        """Return what videos become."""
+        return ClipPatches(self.settings, self.together)
 
     @classmethod
     def layered(cls, settings: Settings) -> Settings:
@@ -88,7 +121,7 @@ class QwenVl(Family):
         patch, merge = self.settings["patch_size"], self.settings["merge_size"]
         times = self.settings["temporal_patch_size"]
         height, width = self._bounds(picture.shape[1], picture.shape[0])
-        resized = self._resized(picture, height, width)
+        resized = self.resized(picture, height, width)
         rows, columns = height // patch, width // patch
         blocks = resized.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
         found = np.empty((rows * columns, 3, times, patch, patch), np.uint8)
@@ -115,6 +148,10 @@ class QwenVl(Family):
         found = super().values(by_time[:, :, :1])
         return np.repeat(found, times, axis=2).reshape(patches.shape)
 
+    def clip_values(self, patches: Pixels) -> npt.NDArray[np.float32]:
+        """Return what the family's processor gives of a video, of what `clips.patches` gave."""
+        return super().values(patches)
+
     def shape(self) -> tuple[int, ...]:
         """Return the length of a patch."""
         return (3 * self.settings["temporal_patch_size"] * self.settings["patch_size"] ** 2,)
@@ -132,6 +169,20 @@ class QwenVl(Family):
         return smart_resize(height, width, factor, settings["min_pixels"], settings["max_pixels"])
 
 
+class Qwen25Vl(QwenVl):
+    """Qwen2.5-VL: as Qwen2-VL, and times of videos go by their rate."""
+
+    name: ClassVar[str] = "qwen2_5_vl"
+    classes: ClassVar[tuple[str, ...]] = ("Qwen2_5_VLProcessor",)
+    known: ClassVar[tuple[str, ...]] = (*QwenVl.known, "tokens_per_second")
+    has_clip_seconds: ClassVar[bool] = True
+
+    def interval(self, fps: float) -> float:
+        """Return how far apart the times of a video are, in float32, as the model reckons it."""
+        seconds = np.float32(self.clips.seconds(fps))
+        return float(np.float32(self.settings["tokens_per_second"]) * seconds)
+
+
 class Qwen3Vl(QwenVl):
     """Qwen3-VL and Qwen3.5: patches of 16x16 pixels, mean and deviation of a half."""
 
@@ -144,7 +195,12 @@ class Qwen3Vl(QwenVl):
         "patch_size": 16,
         "min_pixels": 256 * 256,
         "max_pixels": 4096 * 4096,
+        "video_min_pixels": 128 * 32 * 32,
+        "video_max_pixels": 768 * 32 * 32,
+        "max_video_tokens": 768,
     }
+    together: ClassVar[bool] = True
+    has_clip_times: ClassVar[bool] = True
 
 
 MOST_PADDED = 1 << 25
@@ -218,7 +274,7 @@ class Kimi(Family):
         patch = self.settings["patch_size"]
         (height, width), inner = self._bounds(picture.shape[1], picture.shape[0])
         padded = np.zeros((height, width, 3), np.uint8)
-        padded[: inner[0], : inner[1]] = self._resized(picture, *inner)
+        padded[: inner[0], : inner[1]] = self.resized(picture, *inner)
         rows, columns = height // patch, width // patch
         blocks = padded.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 4, 1, 3)
         return np.ascontiguousarray(blocks).reshape(rows * columns, 3, patch, patch)

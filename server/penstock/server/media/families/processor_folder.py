@@ -9,12 +9,13 @@ from typing import Any
 from penstock.server.media.families.family import Family
 from penstock.server.media.families.family_settings import Settings, checked
 from penstock.server.media.families.fixed_families import DefaultFamily, Llava
-from penstock.server.media.families.patch_families import Kimi, Qwen3Vl, QwenVl
+from penstock.server.media.families.patch_families import Kimi, Qwen3Vl, Qwen25Vl, QwenVl
+from penstock.server.media.families.video_folder import video_settings
 from penstock.server.media.pretrained import read_json
 from penstock.wire.errors import InvalidJob
 
 FAMILIES: dict[str, type[Family]] = {
-    cls.name: cls for cls in (QwenVl, Qwen3Vl, Llava, Kimi, DefaultFamily)
+    cls.name: cls for cls in (QwenVl, Qwen25Vl, Qwen3Vl, Llava, Kimi, DefaultFamily)
 }
 """What `family` of a job may name."""
 
@@ -61,6 +62,8 @@ def load_family(
             key="family",
         )
     own = cls.layered(checked(_numbers(found), cls.known, str(folder / place), cls.name))
+    if cls.takes_video:
+        own.update(video_settings(folder, cls, {**cls.defaults, **own}))
     settings: Settings = cls.layered(checked(given or {}, cls.known, "", cls.name))
     return cls({**own, **settings}, class_name, kernel)
 

@@ -33,9 +33,7 @@ def by_rate(index: VideoIndex, fps: float) -> list[int]:
 
 
 def by_count(index: VideoIndex, count: int) -> list[int]:
-    """Return so many frames, evenly from the first to the last; one is the first.
-
-    Place k of m is round(k (n - 1) / (m - 1)), of n frames, halves to even numbers.
+    """Return so many frames, as `even_numbers`.
 
     Raises:
         BadVideo: There are fewer frames.
@@ -43,6 +41,15 @@ def by_count(index: VideoIndex, count: int) -> list[int]:
     frames = len(index)
     if count > frames:
         raise BadVideo(f"nframes is {count:,}, and it has {frames:,} frames: give at most as many")
+    return even_numbers(frames, count)
+
+
+def even_numbers(frames: int, count: int) -> list[int]:
+    """Return so many numbers of frames, evenly from the first to the last; one is the first.
+
+    Place k of m is round(k (n - 1) / (m - 1)), of n frames, halves to even numbers. Where m is more
+    than n, some come twice.
+    """
     if count == 1:
         return [0]
     return [round(Fraction(place * (frames - 1), count - 1)) for place in range(count)]

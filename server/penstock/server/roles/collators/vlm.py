@@ -85,7 +85,7 @@ class VlmCollator(BatchCollator):
     transformers fail on pixels of no picture. A model that is sharded over ranks needs them in
     every batch: with `fake_image` of the processor they are there.
 
-    Counts: those of `padded` or `packed`, and `images`.
+    Counts: those of `padded` or `packed`, `images`, and `videos` where there are any.
 
     Args:
         layout: `padded`: a sample is a row. Or how packed rows are described: `flash`, `indexed` or
@@ -194,6 +194,8 @@ class VlmCollator(BatchCollator):
         per_row = [1] * len(samples) if self.layout == "padded" else list(map(len, rows))
         values |= _counted(entries, per_row, height)
         context.count("images", int(values["n_images_per_sample"].sum()))
+        if "n_videos_per_sample" in values:
+            context.count("videos", int(values["n_videos_per_sample"].sum()))
         for name, found in entries.items():
             if any(each is not None and len(each) for each in found):
                 values[name] = _joined(name, found, context)

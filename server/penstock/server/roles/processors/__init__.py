@@ -5,8 +5,10 @@
 * `chat.py`: conversations to token ids, with `chat_template.py` (what a template writes),
   `turns.py` (the forms of conversations), `answer_finder.py` and `answer_tokens.py` (which tokens
   are the assistant's).
-* `picture_conversation.py`: conversations with pictures, with `picture_turns.py` (where these are)
-  and `parts_template.py`; what becomes of a picture is in `penstock.server.media.families`.
+* `picture_conversation.py`: conversations with pictures and videos, with `shown_parts.py` and
+  `picture_turns.py` (where these are), `parts_template.py`, `conversation_layout.py` (which tokens
+  are theirs) and `shown_media.py` (sizes and pixels); what becomes of a picture or a video is in
+  `penstock.server.media.families`.
 * `tokenizer_file.py`: what these share.
 * `image.py`: pictures to pixels, with `picture_transform.py` (a user's pipeline of transforms) and
   `picture_sides.py` (how sizes are given).

@@ -1,10 +1,11 @@
-"""Conversations with pictures to token ids and patches, as the family of a model takes them."""
+"""Conversations with pictures and videos to token ids and patches, as models take them."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from pathlib import Path
@@ -14,24 +15,20 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.media.families.family import (
-    FAKE_SIDE,
-    Family,
-    PictureSize,
-    Pixels,
-    identity_of,
-)
+from penstock.server.media.families.family import Family, Pixels, identity_of
+from penstock.server.media.families.patch_families import QwenVl
 from penstock.server.media.families.processor_folder import FAMILIES, load_family
-from penstock.server.media.families.rope_positions import rope_positions
-from penstock.server.media.image_header import read_header
 from penstock.server.media.medium import Medium
 from penstock.server.media.picture import DECODERS, MAX_BYTES, MAX_PIXELS, Decoding
 from penstock.server.media.resize import load_kernel
+from penstock.server.media.video.clip_frames import BEYOND, ERROR, ClipWish
+from penstock.server.media.video.video_frames import FrameCounts, VideoFrames
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.parameters import (
     PATH,
     AtLeast,
     FilePath,
+    NumberUpTo,
     OfType,
     OneOf,
     TrueOrFalse,
@@ -40,6 +37,13 @@ from penstock.server.roles.parameters import (
 from penstock.server.roles.processor import MediaProcessor
 from penstock.server.roles.processors.answer_finder import NOT_FOUND, UNMATCHED, AnswerFinder
 from penstock.server.roles.processors.chat import COLUMNS, NO_LOSS
+from penstock.server.roles.processors.conversation_layout import (
+    LaidConversation,
+    blocks,
+    each_block,
+    lay_tokens,
+    places,
+)
 from penstock.server.roles.processors.parts_template import PartsTemplate
 from penstock.server.roles.processors.picture_turns import (
     PictureTurns,
@@ -49,55 +53,31 @@ from penstock.server.roles.processors.picture_turns import (
     turn_of,
     with_fake,
 )
+from penstock.server.roles.processors.shown_media import MediaShown, ShownMedium
 from penstock.server.roles.processors.tokenizer_file import no_column
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.wire.errors import InvalidJob
 
 IMAGE_COLUMNS = ("images", "image")
+VIDEO_COLUMNS = ("videos", "video")
+
+VIDEO_PIXELS, VIDEO_GRIDS = "pixel_values_videos", "video_grid_thw"
+VIDEO_SECONDS = "second_per_grid_ts"
+"""What samples call what they have of videos, as transformers does."""
+
+OF_DECODERS = ("decoders", "decoder_bytes", "frame_bytes")
+"""Parameters that change no batch."""
 
 WHITE = (255, 255, 255)
 """What transparent pictures lie on: transformers' processors have no other."""
-
-OPENS_WITHIN = 12
-"""Tokens before a picture's own among which the one that opens it is: Kimi writes `image` between,
-which is one token of its vocabulary, and five of one of bytes."""
 
 _MEASURED = "measured"
 """In samples that are made for their lengths alone: what the whole one would count."""
 
 
-class _Laid(NamedTuple):
-    """A conversation's tokens, before any picture is decoded.
-
-    Attributes:
-        ids: The template's tokens, in which a picture is one token.
-        widths: How many tokens each of these becomes.
-        learned: bool, which are learned.
-        hidden: bool, which attention is not to see.
-        sizes: What each picture becomes, in order.
-        noted: What a batch counts.
-    """
-
-    ids: npt.NDArray[np.int32]
-    widths: npt.NDArray[np.int32]
-    learned: npt.NDArray[np.bool_]
-    hidden: npt.NDArray[np.bool_]
-    sizes: list[PictureSize]
-    noted: dict[str, int]
-
-    def measured(self) -> tuple[int, int, int, int]:
-        """Return what it counts, in the order of `ConversationProcessor.measures`."""
-        return (
-            sum(size.tokens for size in self.sizes),
-            len(self.sizes),
-            sum(size.patches for size in self.sizes),
-            sum(size.pixels for size in self.sizes),
-        )
-
-
 @declared
 class ConversationProcessor(MediaProcessor):
-    """Turn a conversation with pictures into token ids and patches, for one family of models.
+    """Turn a conversation with pictures or videos into token ids and patches, for one family.
 
     Gives, for a conversation of t tokens and n pictures:
 
@@ -106,20 +86,32 @@ class ConversationProcessor(MediaProcessor):
       on every token of a picture.
     * `token_mask`: bool (t,), True where there is a label.
     * `pad_token_id`: int.
-    * `position_ids`: int32 (3, t), time, row and column, of the families qwen2_vl and qwen3_vl.
+    * `position_ids`: int32 (3, t), time, row and column, of Qwen's families.
     * `attention_mask`: bool (t,), False on the tokens of a fake picture; with `fake_image` alone.
     * `pixel_values`: the pictures, one after another: `patches` of the dtype that this says. Of
-      qwen2_vl and qwen3_vl (p, channels * times * side * side), of kimi (p, channels, side, side),
+      Qwen's families (p, channels * times * side * side), of kimi (p, channels, side, side),
       with p patches; of llava and default (n, channels, height, width).
     * `image_grid_thw`: int64 (n, 3), patches in time, rows and columns; not of llava and default.
     * `pixel_norm`: float32, what normalizes `patches: uint8`: (level - first) / second; (2, values)
-      of qwen2_vl and qwen3_vl, else (2, 3, 1, 1).
+      of Qwen's families, else (2, 3, 1, 1).
+
+    And where it shows m videos, of Qwen's families:
+
+    * `pixel_values_videos`: as `pixel_values`, of the videos, frame pair after frame pair.
+    * `video_grid_thw`: int64 (m, 3), patches in time, rows and columns.
+    * `second_per_grid_ts`: float32 (m,), of qwen2_5_vl: the seconds from one time to the next.
 
     Conversations are lists of `{"role": ..., "content": ...}`, with text or lists of parts, or of
     `{"from": ..., "value": ...}`. A picture's place is `<image>` in a user's text, in any case, or
     a part of type `image` or `image_url`; the item's pictures take these places in order, unless
     the part names its own. Texts beside `<image>` are stripped. What else a part says is kept for
     the template.
+
+    Videos are placed the same way: by `<video>`, a part of type `video` or `video_url`, and the
+    column of videos. A video is a file, which the extra `video` decodes, or a list of pictures, its
+    frames. It may say which frames are shown: `frame_indices`, `nframes`, or `fps` with
+    `min_frames` and `max_frames`; a list says with `fps` how many were taken in a second. The last
+    frame fills the last temporal patch. Sizes follow from the file's index, without decoding.
 
     Filtered are items without a conversation (`null`), without an answer (`no answer`), and longer
     ones (`overlong`), each under its reason.
@@ -128,27 +120,41 @@ class ConversationProcessor(MediaProcessor):
         tokenizer: The folder of the model's processor, as `save_pretrained` of transformers writes
             it: tokenizer, chat template, and settings of pictures. Nothing is downloaded. The
             content of its files is part of the job's identity, its path is not.
-        family: How pictures are taken: `qwen2_vl` (and Qwen2.5-VL), `qwen3_vl`, `llava`, `kimi`,
-            or `default`, where all pictures have one shape and `image_seq_length` tokens. None =
+        family: How pictures are taken: `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`, `llava`, `kimi`, or
+            `default`, where all pictures have one shape and `image_seq_length` tokens. None =
             by the processor's class, which the folder names.
         settings: Values over those of the folder, such as `{max_pixels: 401408}`. Fewer pixels are
             fewer tokens and patches, and smaller print that cannot be read.
         column: The column that holds the conversation. None = `messages`, else `conversations`.
         image_column: The column that holds its pictures. None = `images`, else `image`.
+        video_column: The column that holds its videos. None = `videos`, else `video`.
+        fps: Frames in a second that are shown of a video, where it does not say it itself, evenly
+            over all of it. More are more tokens. Of a list of pictures it is how many were taken in
+            a second, which has to be known. None = what the folder says of files, and nothing of
+            lists.
+        nframes: So many frames of each video file in place of a rate; one with fewer is a bad item.
+        min_frames: The fewest frames that a rate gives, where the video has them. None = what the
+            folder says.
+        max_frames: The most frames that a rate gives: longer videos are thinned, and say so in
+            their times. None = what the folder says.
+        frames_beyond: What becomes of a number in `frame_indices` after the last frame. `error`:
+            the item is a bad item. `last`: the last frame is shown, and the batch counts it under
+            `clamped_frames`.
         patches: `float32`: what the family's processor of transformers gives, to the bit, where it
             resizes by Pillow. `uint8`: the same before it is normalized, for a quarter of the bytes
             on the wire and in memory; `penstock.client.media.normalized` makes the rest.
-        fake_image: Give a conversation without pictures a white one, whose tokens attention does
-            not see and which is not learned, so that every rank runs its vision tower: without that
-            FSDP and ZeRO-3 hang where a rank has only text. It costs the tokens of a picture of
-            56x56 pixels, and the batch counts it under `fake_images`.
-        answer_images: What `<image>` is in an assistant's text: `text`, or a picture's place with
-            `place`. Its tokens are not learned.
+        fake_image: Give a conversation without pictures and videos a white picture, whose tokens
+            attention does not see and which is not learned, so that every rank runs its vision
+            tower: without that FSDP and ZeRO-3 hang where a rank has only text. It costs the tokens
+            of a picture of 56x56 pixels, and the batch counts it under `fake_images`.
+        answer_images: What `<image>` and `<video>` are in an assistant's text: `text`, or a
+            picture's place with `place`. Its tokens are not learned.
         surplus_placeholders: What happens to a placeholder without a picture. `error`: the item is
             a bad item. `skip`: it is left out, and counted.
-        unplaced_images: What happens to a picture without a placeholder. `error`: the item is a bad
-            item. `first_turn`: it is shown at the start of the first user turn. `drop`: it is left
-            out. The batch counts both under `unplaced_images`.
+        unplaced_images: What happens to a picture or a video without a placeholder. `error`: the
+            item is a bad item. `first_turn`: it is shown at the start of the first user turn.
+            `drop`: it is left out. The batch counts both under `unplaced_images`, and
+            `unplaced_videos`.
         unanswered: What becomes of an item without a conversation, or without an answer. `drop`: it
             is filtered. `error`: it is a bad item; then, if `overlong` and `unmatched` refuse, too,
             every item gives a sample: batches are planned from the headers of pictures, and these
@@ -166,23 +172,28 @@ class ConversationProcessor(MediaProcessor):
         overlong: What becomes of a longer one. `drop`: it is filtered, as `overlong`. `truncate`:
             it is cut on the right; where the cut would go through a picture, that picture's turn
             goes, too, and those after it, counted under `dropped_turns`. Pictures that go are
-            counted under `dropped_images`. It is filtered where no label is left. `error`: it is a
-            bad item.
+            counted under `dropped_images`, videos under `dropped_videos`. It is filtered where no
+            label is left. `error`: it is a bad item.
         decoder: What decodes pictures, as of `image`: `jpeg` or `pillow`, with the same pixels.
         kernel: What resizes. `pillow`: as transformers does over Pillow. `torch`: as it does over
             torchvision, in a quarter of the time; torch must be installed wherever the job is
             computed.
             The two differ by up to three levels.
-        max_pixels: The most pixels of a picture as it comes; one with more is a bad item. How many
-            it is given to the model with is said in `settings`.
-        max_bytes: The most bytes of its file, and of its pixels as they are decoded.
+        max_pixels: The most pixels of a picture, or of a video's frame, as it comes; one with more
+            is a bad item. How many it is given to the model with is said in `settings`.
+        max_bytes: The most bytes of its file, and of its pixels as they are decoded; of a video,
+            of the frames that are shown, as they are given to the model.
+        decoders: The most videos that a worker keeps open, as of `video`. It changes no batch.
+        decoder_bytes: The most bytes that these take, by estimate.
+        frame_bytes: The most bytes of decoded frames that a worker holds for items that follow, as
+            of `video`. It pays where several items show the same file. It changes no batch.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
     """
 
     type_name: ClassVar[str] = "conversation"
-    version: ClassVar[int | str | None] = 1
+    version: ClassVar[int | str | None] = 2
     uses_global_rng: ClassVar[bool] = False
     path_params: ClassVar[tuple[str, ...]] = ("tokenizer", "chat_template")
 
@@ -192,6 +203,12 @@ class ConversationProcessor(MediaProcessor):
     settings: Annotated[dict[str, Any] | None, OfType((Mapping,), "values by names")] = None
     column: str | None = None
     image_column: str | None = None
+    video_column: str | None = None
+    fps: Annotated[float | None, NumberUpTo(1000)] = None
+    nframes: Annotated[int | None, AtLeast(2)] = None
+    min_frames: Annotated[int | None, AtLeast(1)] = None
+    max_frames: Annotated[int | None, AtLeast(1)] = None
+    frames_beyond: Annotated[str, OneOf(BEYOND)] = ERROR
     patches: Annotated[str, OneOf(("float32", "uint8"))] = "float32"
     fake_image: Annotated[bool, TrueOrFalse()] = False
     answer_images: Annotated[str, OneOf(("text", "place"))] = "text"
@@ -210,6 +227,9 @@ class ConversationProcessor(MediaProcessor):
     kernel: Annotated[str, OneOf(("pillow", "torch"))] = "pillow"
     max_pixels: Annotated[int, AtLeast(1)] = MAX_PIXELS
     max_bytes: Annotated[int, AtLeast(1)] = MAX_BYTES
+    decoders: Annotated[int, AtLeast(1)] = 64
+    decoder_bytes: Annotated[int, AtLeast(1)] = 1 << 29
+    frame_bytes: Annotated[int, AtLeast(0)] = 1 << 27
 
     def __post_init__(self) -> None:
         folder = Path(self.tokenizer)
@@ -217,6 +237,9 @@ class ConversationProcessor(MediaProcessor):
         self.template_file = None if self.chat_template is None else Path(self.chat_template)
         self.columns = COLUMNS if self.column is None else (self.column,)
         self.image_columns = IMAGE_COLUMNS if self.image_column is None else (self.image_column,)
+        self.video_columns = VIDEO_COLUMNS if self.video_column is None else (self.video_column,)
+        if self.nframes is not None and self.fps is not None:
+            raise InvalidJob("fps and nframes both say which frames: give one", key="nframes")
         self.turns = PictureTurns(
             self.roles,
             self.tags,
@@ -238,7 +261,16 @@ class ConversationProcessor(MediaProcessor):
     @property
     def measures(self) -> Sequence[str]:
         """Return what samples count beside their tokens."""
-        return ("media_tokens", "images", "patches", "pixels")
+        return ("media_tokens", "images", "videos", "patches", "pixels")
+
+    @property
+    def decoding_of_videos(self) -> FrameCounts:
+        """Return what was decoded of videos so far in this process, and what for."""
+        return self._load().media.counts
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters that decide bytes."""
+        return {name: v for name, v in super().parameters().items() if name not in OF_DECODERS}
 
     def content(self) -> dict[str, str]:
         """Return hashes of what decides tokens and pixels, after checking it.
@@ -299,7 +331,8 @@ class ConversationProcessor(MediaProcessor):
             TypeError, ValueError: It holds no conversation, or one that the job refuses.
         """
         placed = self._placed(raw, None)
-        return [] if placed is None else [picture.reference for picture in placed.pictures]
+        pictures = () if placed is None else placed.pictures
+        return [each for picture in pictures for each in picture.references]
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample | None:
         """Return the sample of a conversation, or None if there is nothing to learn in it.
@@ -316,7 +349,7 @@ class ConversationProcessor(MediaProcessor):
             return None
         if self._only_lengths:
             return {"input_ids": range(int(laid.widths.sum())), _MEASURED: laid.measured()}
-        return self._sample(laid, context.media)
+        return self._sample(laid)
 
     def size(self, raw: RawItem, media: Sequence[Medium] = ()) -> SampleSizes | None:
         """Return the tokens of a conversation, and what else it counts, from headers alone."""
@@ -332,13 +365,21 @@ class ConversationProcessor(MediaProcessor):
             return found
         family = self._load().family
         tokens = int(np.count_nonzero(sample["input_ids"] == family.image_id))
-        if family.has_grids:
-            grids = sample["image_grid_thw"]
-            patches = len(sample["pixel_values"])
-            return tokens, len(grids), patches, patches * family.settings["patch_size"] ** 2
-        images = len(sample["pixel_values"])
-        each = family.size(1, 1)
-        return tokens, images, images * each.patches, images * each.pixels
+        if not family.has_grids:
+            images = len(sample["pixel_values"])
+            each = family.size(1, 1)
+            return tokens, images, 0, images * each.patches, images * each.pixels
+        side = family.settings["patch_size"]
+        grids = sample["image_grid_thw"]
+        patches = len(sample["pixel_values"])
+        pixels = patches * side**2
+        videos = sample.get(VIDEO_GRIDS, ())
+        if len(videos):
+            tokens += int(np.count_nonzero(sample["input_ids"] == family.video_id))
+            of_videos = len(sample[VIDEO_PIXELS])
+            patches += of_videos
+            pixels += of_videos * side**2 * family.settings["temporal_patch_size"]
+        return tokens, len(grids), len(videos), patches, pixels
 
     def for_lengths(self, key: str) -> ConversationProcessor:
         """Return one that reads headers of pictures and decodes none."""
@@ -367,18 +408,18 @@ class ConversationProcessor(MediaProcessor):
             return super().stand_in(empty, most)
         loaded = self._load()
         family, pad = loaded.family, loaded.template.pad_id
-        size = family.size(FAKE_SIDE, FAKE_SIDE)
         opening, closing = family.around_ids or (pad, pad)
-        laid = _laid(family, [opening, family.image_id, closing], [size], is_fake=True)
+        fake = loaded.media.fake()
+        laid = lay_tokens(family, [opening, family.image_id, closing], [fake], is_fake=True)
         if most is not None and laid.widths.sum() > most:
-            laid = _laid(family, [pad], [], is_fake=True)
+            laid = lay_tokens(family, [pad], [], is_fake=True)
         laid.hidden[:] = True
-        sample = self._sample(laid._replace(noted={"fake_images": 1}), ())
+        sample = self._sample(laid._replace(noted={"fake_images": 1}))
         del sample["noted"]
         return sample
 
     def pictures(self, sample: Sample) -> list[Pixels]:
-        """Return the pictures of a sample as they were resized, of any `patches`.
+        """Return the pictures of a sample as they were resized, then the frames of its videos.
 
         Raises:
             InvalidJob: The folder makes no family (see `setup`).
@@ -393,6 +434,18 @@ class ConversationProcessor(MediaProcessor):
             levels = part if part.dtype == np.uint8 else family.levels(part)
             grid = None if grids is None else np.asarray(grids)[number].tolist()
             found.append(family.picture(levels, grid))
+        if isinstance(family, QwenVl):
+            found += self._frames_of(sample, family)
+        return found
+
+    def _frames_of(self, sample: Sample, family: QwenVl) -> list[Pixels]:
+        """Return the frames of the videos of a sample."""
+        found, end = [], 0
+        for grid in np.asarray(sample.get(VIDEO_GRIDS, ())).tolist():
+            start, end = end, end + math.prod(grid)
+            part = np.asarray(sample[VIDEO_PIXELS])[start:end]
+            levels = part if part.dtype == np.uint8 else family.levels(part)
+            found += [*family.clips.frames(levels, grid)]
         return found
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -416,70 +469,82 @@ class ConversationProcessor(MediaProcessor):
             family.find_tokens(template.tokenizer.token_to_id)
             template.check(family.image_token, family.image_id)
             finder = AnswerFinder(template, self.unmatched, self.folder)
-            self._loaded = _Loaded(template, family, finder)
+            self._loaded = _Loaded(template, family, finder, self._media(template, family))
         return self._loaded
+
+    def _media(self, template: PartsTemplate, family: Family) -> MediaShown:
+        said = family.settings
+        wish = ClipWish(
+            nframes=self.nframes,
+            fps=self.fps or said.get("video_fps", ClipWish.fps),
+            min_frames=self.min_frames or said.get("min_frames", ClipWish.min_frames),
+            max_frames=self.max_frames or said.get("max_frames", ClipWish.max_frames),
+            beyond=self.frames_beyond,
+        )
+        frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes)
+        return MediaShown(family, self.decoding, wish, self.fps, frames, template.ids)
 
     def _placed(self, raw: RawItem, item: ItemRef | None) -> PlacedPictures | None:
         """Return the conversation of an item; None = there is none."""
-        column, raw = None, self.conversation(raw)
+        images, videos, raw = None, None, self.conversation(raw)
         if isinstance(raw, Mapping):
             name = next((name for name in self.columns if name in raw), None)
             if name is None:
                 raise no_column(self.columns[0], raw, item)
-            column = next((raw[name] for name in self.image_columns if name in raw), None)
+            images = next((raw[name] for name in self.image_columns if name in raw), None)
+            videos = next((raw[name] for name in self.video_columns if name in raw), None)
             raw = raw[name]
-        return None if raw is None else self.turns.placed(raw, column)
+        return None if raw is None else self.turns.placed(raw, images, videos)
 
-    def _lay(self, raw: RawItem, media: Sequence[Medium], item: ItemRef | None) -> _Laid | str:
+    def _lay(
+        self, raw: RawItem, media: Sequence[Medium], item: ItemRef | None
+    ) -> LaidConversation | str:
         """Return a conversation's tokens, or the reason for which it is filtered."""
-        family = self._load().family
+        loaded = self._load()
+        family = loaded.family
         placed = self._placed(raw, item)
         if placed is None:
             return self._unanswered("null", "the item has no conversation: it is null")
-        check_texts(placed.messages, family.image_token)
+        tokens = (family.image_token, family.video_token)
+        check_texts(placed.messages, [token for token in tokens if token is not None])
+        loaded.media.check(placed.pictures)
         if not any(message["role"] == "assistant" for message in placed.messages):
             return self._unanswered("no answer", "the conversation has no answer")
         if self.fake_image and not placed.pictures:
             return self._lay_fake(placed)
-        sizes = [
-            self._size(family, medium) for _, medium in zip(placed.pictures, media, strict=True)
-        ]
-        return self._lay_placed(placed, sizes, is_fake=False)
+        shown = loaded.media.sized(placed.pictures, media)
+        if clamped := sum(each.clip.clamped for each in shown if each.clip is not None):
+            placed = placed._replace(noted={**placed.noted, "clamped_frames": clamped})
+        return self._lay_placed(placed, shown, is_fake=False)
 
-    def _lay_fake(self, placed: PlacedPictures) -> _Laid | str:
+    def _lay_fake(self, placed: PlacedPictures) -> LaidConversation | str:
         """Return the tokens of a conversation without pictures, with a fake one."""
-        size = self._load().family.size(FAKE_SIDE, FAKE_SIDE)
-        return self._lay_placed(with_fake(placed), [size], is_fake=True)
+        return self._lay_placed(with_fake(placed), [self._load().media.fake()], is_fake=True)
 
     def _lay_placed(
-        self, placed: PlacedPictures, sizes: list[PictureSize], *, is_fake: bool
-    ) -> _Laid | str:
-        template, family, finder = self._load()
+        self, placed: PlacedPictures, shown: list[ShownMedium], *, is_fake: bool
+    ) -> LaidConversation | str:
+        template, family, finder, _ = self._load()
         answers = sum(message["role"] == "assistant" for message in placed.messages)
         written = template.write(placed.messages)
         tokens = template.tokens(written.text)
         found = finder.find(texts_of(placed.messages), written, tokens, answers)
         if found is None:
             return NOT_FOUND
-        laid = _laid(family, tokens.ids, sizes, is_fake)
+        laid = lay_tokens(family, tokens.ids, shown, is_fake)
         for start, stop in found.spans:
             laid.learned[start:stop] = True
-        laid.learned[_blocks(family, laid.ids)] = False
+        laid.learned[blocks(family, laid.ids)] = False
         noted = {"searched_answers": answers} if found.searched else {}
         laid = laid._replace(noted={**placed.noted, **noted})
         return self._shortened(laid, placed)
-
-    def _size(self, family: Family, medium: Medium) -> PictureSize:
-        header = read_header(medium)
-        self.decoding.check(header, medium.name)
-        return family.size(header.width, header.height)
 
     def _unanswered(self, reason: str, said: str) -> str:
         if self.unanswered == "error":
             raise ValueError(f"{said}; set unanswered: drop to leave such items out")
         return reason
 
-    def _shortened(self, laid: _Laid, placed: PlacedPictures) -> _Laid | str:
+    def _shortened(self, laid: LaidConversation, placed: PlacedPictures) -> LaidConversation | str:
         """Return what of a conversation is within `max_length`, or why it is filtered."""
         length = int(laid.widths.sum())
         most = self.max_length
@@ -494,19 +559,21 @@ class ConversationProcessor(MediaProcessor):
             cut = self._truncated(laid, placed, most)
             if cut is None or not cut.learned.any():
                 return "overlong"
-            return cut if cut.sizes or not self.fake_image else self._without(placed, cut)
+            return cut if cut.shown or not self.fake_image else self._without(placed, cut)
         if not laid.learned.any():
             return self._unanswered("no answer", "the conversation has no answer to learn")
         return laid
 
-    def _truncated(self, laid: _Laid, placed: PlacedPictures, most: int) -> _Laid | None:
+    def _truncated(
+        self, laid: LaidConversation, placed: PlacedPictures, most: int
+    ) -> LaidConversation | None:
         """Return a conversation cut on the right; None = its turns cannot be told apart."""
         family = self._load().family
         ends = np.cumsum(laid.widths)
         keep = int(np.searchsorted(ends, most, side="right"))
         noted = dict(laid.noted)
         for (start, stop), picture in zip(
-            _each_block(family, laid.ids), placed.pictures, strict=True
+            each_block(family, laid.ids), placed.pictures, strict=True
         ):
             if ends[start] - laid.widths[start] < most < ends[stop - 1]:
                 turn = turn_of(placed.messages, picture)
@@ -516,19 +583,22 @@ class ConversationProcessor(MediaProcessor):
                 keep = begin
                 noted["dropped_turns"] = len(placed.messages) - turn
                 break
-        kept = int(np.count_nonzero(laid.ids[:keep] == family.image_id))
-        if kept < len(laid.sizes):
-            noted["dropped_images"] = len(laid.sizes) - kept
-        return _Laid(
+        kept = int(np.count_nonzero(places(family, laid.ids[:keep])))
+        videos = sum(each.clip is not None for each in laid.shown[kept:])
+        if images := len(laid.shown) - kept - videos:
+            noted["dropped_images"] = images
+        if videos:
+            noted["dropped_videos"] = videos
+        return LaidConversation(
             laid.ids[:keep],
             laid.widths[:keep],
             laid.learned[:keep],
             laid.hidden[:keep],
-            laid.sizes[:kept],
+            laid.shown[:kept],
             noted,
         )
 
-    def _without(self, placed: PlacedPictures, cut: _Laid) -> _Laid | str:
+    def _without(self, placed: PlacedPictures, cut: LaidConversation) -> LaidConversation | str:
         """Return a conversation that a cut left no picture, with a fake one; or why there is none.
 
         What is left are the turns before that of its first picture.
@@ -555,49 +625,51 @@ class ConversationProcessor(MediaProcessor):
             return None
         return len(before) if before == ids[: len(before)].tolist() else None
 
-    def _sample(self, laid: _Laid, media: Sequence[Medium]) -> Sample:
-        loaded = self._load()
-        family = loaded.family
-        input_ids = np.repeat(laid.ids, laid.widths)
+    def _sample(self, laid: LaidConversation) -> Sample:
+        template, family, _, media = self._load()
+        input_ids = laid.input_ids(family)
         learned = np.repeat(laid.learned, laid.widths)
         sample: Sample = {
             "input_ids": input_ids,
             "labels": np.where(learned, input_ids, np.int32(NO_LOSS)),
             "token_mask": learned,
-            "pad_token_id": loaded.template.pad_id,
+            "pad_token_id": template.pad_id,
         }
         seen = None
         if self.fake_image:
             seen = np.repeat(~laid.hidden, laid.widths)
             sample["attention_mask"] = seen
-        grids = [size.grid for size in laid.sizes if size.grid is not None]
-        if family.has_rope:
-            starts = np.cumsum(laid.widths) - laid.widths
-            sample["position_ids"] = rope_positions(
-                len(input_ids),
-                starts[laid.ids == family.image_id].tolist(),
-                grids,
-                family.settings["merge_size"],
-                seen,
-            )
-        fake = laid.noted.get("fake_images")
-        pictures = [
-            family.patches(_white() if fake else self._decoded(media[number]))
-            for number in range(len(laid.sizes))
-        ]
+        if isinstance(family, QwenVl):
+            sample["position_ids"] = laid.positions(family, seen)
+        pictures = media.pictures(laid.shown)
         empty = np.zeros((0, *family.shape()), np.uint8)
         patches = np.concatenate(pictures) if len(pictures) > 1 else [*pictures, empty][0]
         sample["pixel_values"] = patches if self._is_raw else family.values(patches)
         if family.has_grids:
+            grids = [each.size.grid for each in laid.shown if each.clip is None]
             sample["image_grid_thw"] = np.array(grids, dtype=np.int64).reshape(-1, 3)
+        if isinstance(family, QwenVl) and (videos := media.videos(laid.shown)):
+            sample |= self._video_values(laid.shown, videos, family)
         if self._is_raw:
             sample["pixel_norm"] = family.norm()
         if laid.noted:
             sample["noted"] = laid.noted
         return sample
 
-    def _decoded(self, medium: Medium) -> Pixels:
-        return self.decoding.decode(medium.read(), read_header(medium), medium.name)
+    def _video_values(
+        self, all_shown: Sequence[ShownMedium], videos: list[Pixels], family: QwenVl
+    ) -> Sample:
+        """Return what a sample has of its videos."""
+        patches = np.concatenate(videos) if len(videos) > 1 else videos[0]
+        clips = [each for each in all_shown if each.clip is not None]
+        found: Sample = {
+            VIDEO_PIXELS: patches if self._is_raw else family.clip_values(patches),
+            VIDEO_GRIDS: np.array([each.size.grid for each in clips], dtype=np.int64),
+        }
+        if family.has_clip_seconds:
+            seconds = [family.clips.seconds(each.clip.fps) for each in clips if each.clip]
+            found[VIDEO_SECONDS] = np.array(seconds, dtype=np.float32)
+        return found
 
 
 class _Loaded(NamedTuple):
@@ -606,49 +678,4 @@ class _Loaded(NamedTuple):
     template: PartsTemplate
     family: Family
     finder: AnswerFinder
-
-
-def _laid(family: Family, ids: Sequence[int], sizes: list[PictureSize], is_fake: bool) -> _Laid:
-    """Return a conversation's tokens with nothing learned yet."""
-    tokens = np.array(ids, dtype=np.int32)
-    places = np.flatnonzero(tokens == family.image_id)
-    if len(places) != len(sizes):
-        raise ValueError(
-            f"the chat template wrote {len(places)} {family.image_token} for {len(sizes)} "
-            "pictures: a text holds that token itself, or the template leaves pictures out; take "
-            "it out of the data"
-        )
-    widths = np.ones(len(tokens), np.int32)
-    widths[places] = [size.tokens for size in sizes]
-    hidden = np.zeros(len(tokens), bool)
-    if is_fake:
-        hidden[_blocks(family, tokens)] = True
-    return _Laid(tokens, widths, np.zeros(len(tokens), bool), hidden, sizes, {})
-
-
-def _each_block(family: Family, ids: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
-    """Return which tokens are each picture's: its own, and those around it that open and close."""
-    found = []
-    for place in np.flatnonzero(ids == family.image_id).tolist():
-        start, stop = place, place + 1
-        if family.around_ids is not None:
-            near = max(0, place - OPENS_WITHIN)
-            opening = np.flatnonzero(ids[near:place] == family.around_ids[0])
-            if len(opening):
-                start = near + int(opening[-1])
-            if stop < len(ids) and ids[stop] == family.around_ids[1]:
-                stop += 1
-        found.append((start, stop))
-    return found
-
-
-def _blocks(family: Family, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """Return where the tokens of pictures are, and those around them."""
-    found = np.zeros(len(ids), bool)
-    for start, stop in _each_block(family, ids):
-        found[start:stop] = True
-    return found
-
-
-def _white() -> Pixels:
-    return np.full((FAKE_SIDE, FAKE_SIDE, 3), 255, np.uint8)
+    media: MediaShown

@@ -33,7 +33,7 @@ from penstock.server.media.video.video_frames import VideoFrames
 from penstock.server.media.video.video_index import VideoIndex
 from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.context import ProcessContext
-from penstock.server.roles.parameters import AtLeast, OneOf, declared
+from penstock.server.roles.parameters import AtLeast, NumberUpTo, OneOf, declared
 from penstock.server.roles.processor import MediaProcessor
 from penstock.server.roles.processors.picture_sides import Sides, extent_of
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
@@ -49,28 +49,6 @@ RGB24, YUV420P = PIXELS = ("rgb24", "yuv420p")
 ERROR, KEEP = ON_BROKEN_TAIL = ("error", "keep")
 
 NUMBERS, TIMES = "frame_numbers", "frame_times"
-
-
-@dataclass(frozen=True)
-class _Number:
-    """A number within bounds.
-
-    Attributes:
-        most: The largest one.
-        zero: It may be 0.
-    """
-
-    most: float
-    zero: bool = False
-
-    def check(self, name: str, value: Any, *, key: str, optional: bool) -> None:
-        """Refuse anything else."""
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= self.most or (value == 0 and not self.zero):
-            least = "from 0" if self.zero else "above 0"
-            raise InvalidJob(
-                f"{name} is {shown(value)}: give a number {least} to {self.most:g}", key=key
-            )
 
 
 @dataclass(frozen=True)
@@ -153,9 +131,9 @@ class VideoProcessor(MediaProcessor):
     columns: Sequence[str] = ()
     numbers: str | Sequence[int] | None = None
     times: str | Sequence[float] | None = None
-    fps: Annotated[float | None, _Number(1000)] = None
+    fps: Annotated[float | None, NumberUpTo(1000)] = None
     nframes: Annotated[int | None, AtLeast(1)] = None
-    tolerance_s: Annotated[float, _Number(1e9, zero=True)] = 1e-4
+    tolerance_s: Annotated[float, NumberUpTo(1e9, zero=True)] = 1e-4
     pixels: Annotated[str, OneOf(PIXELS)] = RGB24
     resize: Annotated[str | None, OneOf(("exact", "shortest", "longest"))] = None
     resize_to: Annotated[int | Sequence[int] | None, Sides()] = None
