@@ -298,7 +298,7 @@ def test_an_index_counts_videos_without_decoding(home: Path) -> None:
     assert sizes.measured is not None
     assert sizes.measured.tolist() == [list(role.counts(sample)) for sample in samples]
     assert sizes.measured[:, list(role.measures).index("videos")].tolist() == [1, 1, 1, 0]
-    assert role.decoding_of_videos.decoded == 0
+    assert role.frame_counts.decoded == 0
 
 
 @pytest.mark.parametrize("cap", [False, True])
@@ -388,8 +388,8 @@ def test_a_video_that_is_shown_twice_is_decoded_once(home: Path) -> None:
         for count in (10, 6)
         for number in clip_of_file(indexed(data), ClipWish(nframes=count), 2).numbers
     }
-    assert role.decoding_of_videos.delivered == len(wanted)
-    assert role.decoding_of_videos.misses == 1
+    assert role.frame_counts.delivered == len(wanted)
+    assert role.frame_counts.misses == 1
     alone = [processed(role, asked(video(data, nframes=count))) for count in (10, 6, 10)]
     pixels = np.concatenate([each["pixel_values_videos"] for each in alone])
     assert np.array_equal(sample["pixel_values_videos"], pixels)

@@ -22,7 +22,8 @@ from penstock.server.media.medium import Medium
 from penstock.server.media.picture import DECODERS, MAX_BYTES, MAX_PIXELS, Decoding
 from penstock.server.media.resize import load_kernel
 from penstock.server.media.video.clip_frames import BEYOND, ERROR, ClipWish
-from penstock.server.media.video.video_frames import FrameCounts, VideoFrames
+from penstock.server.media.video.frame_counts import FrameCounts
+from penstock.server.media.video.video_frames import VideoFrames
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.parameters import (
     PATH,
@@ -264,9 +265,14 @@ class ConversationProcessor(MediaProcessor):
         return ("media_tokens", "images", "videos", "patches", "pixels")
 
     @property
-    def decoding_of_videos(self) -> FrameCounts:
-        """Return what was decoded of videos so far in this process, and what for."""
-        return self._load().media.counts
+    def frame_counts(self) -> FrameCounts | None:
+        """Return what was decoded so far in this process; None = of a family without video."""
+        loaded = self._load()
+        return loaded.media.counts if loaded.family.takes_video else None
+
+    def most_video_bytes(self) -> int:
+        """Return what the bounds allow, as far as videos were seen."""
+        return self._load().media.most_bytes
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes."""

@@ -14,6 +14,7 @@ from penstock.server.media.families.family import FAKE_SIDE, Family, PictureSize
 from penstock.server.media.families.patch_families import QwenVl
 from penstock.server.media.geometry import Extent
 from penstock.server.media.image_header import read_header
+from penstock.server.media.media_cpu import CONVERT, spending
 from penstock.server.media.medium import Medium
 from penstock.server.media.picture import Decoding
 from penstock.server.media.video.clip_frames import (
@@ -22,7 +23,8 @@ from penstock.server.media.video.clip_frames import (
     clip_of_file,
     clip_of_pictures,
 )
-from penstock.server.media.video.video_frames import FrameCounts, VideoFrames, video_key
+from penstock.server.media.video.frame_counts import FrameCounts
+from penstock.server.media.video.video_frames import VideoFrames, video_key
 from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.processors.shown_parts import Clip, Picture
 
@@ -103,6 +105,11 @@ class MediaShown:
         """Return what was decoded of videos so far, and what for."""
         return self._frames.counts
 
+    @property
+    def most_bytes(self) -> int:
+        """Return how much memory open videos and decoded frames may take, in bytes."""
+        return self._frames.most_bytes if self._family.takes_video else 0
+
     def check(self, parts: Sequence[Picture]) -> None:
         """Refuse videos of a family that takes none, or of a folder that lacks what they need.
 
@@ -172,7 +179,7 @@ class MediaShown:
             ValueError: One is damaged.
         """
         clips = [(each, each.clip) for each in all_shown if each.clip is not None]
-        frames = [
+        frames: list[Pixels] = [
             np.empty((len(clip.numbers), *self._extent(each), 3), np.uint8) for each, clip in clips
         ]
         files: dict[str, list[int]] = {}
@@ -286,16 +293,21 @@ class MediaShown:
         numbers = sorted(uses)
         try:
             for begin in range(0, len(numbers), AT_ONCE):
-                for frame in self._frames.frames(medium, index, numbers[begin : begin + AT_ONCE]):
-                    pixels = frame.rgb24()
-                    made: dict[tuple[int, ...], Pixels] = {}
-                    for frames, at in uses[frame.number]:
-                        shape = frames.shape[1:3]
-                        if shape not in made:
-                            made[shape] = self._family.resized(pixels, *shape)
-                        frames[at] = made[shape]
+                some = self._frames.frames(medium, index, numbers[begin : begin + AT_ONCE])
+                with spending(CONVERT):
+                    for frame in some:
+                        self._resize_into(uses[frame.number], frame.rgb24())
         except BadVideo as error:
             raise BadVideo(f"{medium.name}: {error}") from error
+
+    def _resize_into(self, places: Sequence[tuple[Pixels, int]], pixels: Pixels) -> None:
+        """Resize a frame into each array that wants it, once for each shape."""
+        made: dict[tuple[int, ...], Pixels] = {}
+        for frames, at in places:
+            shape = frames.shape[1:3]
+            if shape not in made:
+                made[shape] = self._family.resized(pixels, *shape)
+            frames[at] = made[shape]
 
     def _listed_frame(self, each: ShownMedium, number: int) -> Pixels:
         return self._family.resized(self._decoded(each.media[number]), *self._extent(each))
