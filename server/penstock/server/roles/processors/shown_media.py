@@ -172,7 +172,7 @@ class MediaShown:
             ValueError: One is damaged.
         """
         clips = [(each, each.clip) for each in all_shown if each.clip is not None]
-        frames = [
+        frames: list[Pixels] = [
             np.empty((len(clip.numbers), *self._extent(each), 3), np.uint8) for each, clip in clips
         ]
         files: dict[str, list[int]] = {}
