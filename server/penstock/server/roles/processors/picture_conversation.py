@@ -243,7 +243,7 @@ class ConversationProcessor(MediaProcessor):
         least, most = self.min_frames, self.max_frames
         if least is not None and most is not None and least > most:
             raise InvalidJob(
-                f"min_frames is {least}, and max_frames {most}: give a smaller one, or leave it out",
+                f"min_frames is {least}, and max_frames {most}: give a smaller one",
                 key="min_frames",
             )
         self.turns = PictureTurns(
