@@ -516,5 +516,7 @@ def test_a_folder_tells_the_settings_of_videos(tmp_path: Path) -> None:
 def test_parameters_that_contradict_each_other_are_refused(home: Path) -> None:
     with pytest.raises(InvalidJob, match="fps and nframes both say"):
         ConversationProcessor(home / "qwen2_vl", fps=1, nframes=4)
+    with pytest.raises(InvalidJob, match="min_frames is 8, and max_frames 4"):
+        ConversationProcessor(home / "qwen2_vl", min_frames=8, max_frames=4)
     with pytest.raises(InvalidJob, match="fps is -1"):
         ConversationProcessor(home / "qwen2_vl", fps=-1)

@@ -80,7 +80,7 @@ def clip_of_file(index: VideoIndex, wish: ClipWish, temporal: int) -> ClipFrames
         if not 2 <= wish.nframes <= total:
             raise BadVideo(
                 f"nframes is {wish.nframes:,}, and it has {total:,} frames: give a number from 2 "
-                f"to {total:,}, or fps, or leave the video out"
+                "to as many, or fps, or leave the video out"
             )
         numbers = even_numbers(total, wish.nframes)
         fps = len(numbers) / total * clock.rate

@@ -241,6 +241,12 @@ class ConversationProcessor(MediaProcessor):
         self.video_columns = VIDEO_COLUMNS if self.video_column is None else (self.video_column,)
         if self.nframes is not None and self.fps is not None:
             raise InvalidJob("fps and nframes both say which frames: give one", key="nframes")
+        least, most = self.min_frames, self.max_frames
+        if least is not None and most is not None and least > most:
+            raise InvalidJob(
+                f"min_frames is {least}, and max_frames {most}: give a smaller one",
+                key="min_frames",
+            )
         self.turns = PictureTurns(
             self.roles,
             self.tags,
