@@ -50,7 +50,7 @@ def run(url: str) -> None:
         ROUNDS,
     )
     compare(
-        f"CPU for each batch of 8,192 tokens, {READERS} ranks, ms",
+        f"CPU for each batch of 8,192 tokens, {READERS} ranks, ms; {ROUNDS} rounds",
         "what",
         results,
         around("in all", "all", ".1f"),

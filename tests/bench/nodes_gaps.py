@@ -52,7 +52,7 @@ def run(url: str) -> None:
 
 def _print(title: str, results: Results) -> None:
     compare(
-        f"Gaps between batches of 256 KiB at {READERS} ranks, {title}",
+        f"Gaps between batches of 256 KiB at {READERS} ranks, {title}; {ROUNDS} rounds",
         "what",
         results,
         ranged("p50, ms", "p50", ".2f"),

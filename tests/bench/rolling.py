@@ -54,7 +54,7 @@ def run() -> None:
         ROUNDS,
     )
     table(
-        "Three nodes are updated, one after the other (goal: made again below 5 %)",
+        f"Three nodes are updated in turn; rounds: {ROUNDS} (goal: made again below 5 %)",
         ("what", "made again, %", "range", "items more, %", "longest wait, s"),
         [
             (
