@@ -104,7 +104,8 @@ class VideoProcessor(MediaProcessor):
         filter: `bilinear` or `bicubic`, which is sharper and takes longer.
         decoder: `pyav`; or `torchcodec`, which a job names where a trainer was used to it: RGB by
             the FFmpeg that is installed, of files whose packets say when each frame is shown. Its
-            wheel has to fit torch, and no extra installs it.
+            wheel has to fit torch, and no extra installs it. It patches damaged pictures silently,
+            in ways that may depend on what was decoded before: files have to be whole.
         on_broken_tail: Of a file that was cut off, and can be read up to there: `error`, it is a
             bad item; `keep`, it has the frames up to there, and none after a gap.
         max_bytes: The most bytes of the frames of a sample, as they are decoded and as they are
