@@ -81,6 +81,7 @@ NAMES = (
     "media_listing",
     "robots_opened",
     "media_far",
+    "video_far",
     "media_memory",
     "sound",
     "frame_pixels",
