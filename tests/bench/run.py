@@ -82,6 +82,7 @@ NAMES = (
     "robots_opened",
     "robot_windows",
     "media_far",
+    "video_far",
     "media_memory",
     "sound",
     "frame_pixels",

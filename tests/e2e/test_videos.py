@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 import videos
+from far_store import FarStore
 from harness import Server, serving, write_job_file
 from penstock.client import Loader
 from penstock.client.media import ToRgb
@@ -217,6 +218,35 @@ def test_what_decoding_takes_is_counted(tmp_path: Path) -> None:
     assert cpu_s["decode"] > 0
     assert cpu_s.keys() == {"fetch", "decode", "convert", "copy"}
     assert all(spent >= 0 for spent in cpu_s.values())
+
+
+def test_videos_behind_a_url_are_those_of_a_folder(tmp_path: Path) -> None:
+    """To the byte, whether parts come ahead or have no room; ahead, in fewer requests."""
+    items = write_clips(tmp_path / "clips")
+    asked: dict[str, int] = {}
+    with FarStore(tmp_path / "clips", 0.005) as store:
+        jobs = {"near": job_of(items)}
+        for seed, ahead_bytes in enumerate((0, 100_000, 64 << 20)):  # each has a log of its own
+            media = {"dir": store.url, "ahead_bytes": ahead_bytes}
+            far = {**job_of(items, frame_bytes=0), "media": media, "seed": seed}
+            jobs[f"far{ahead_bytes}"] = far
+        file = write_job_file(tmp_path / "job.yaml", jobs, hash_cache=str(tmp_path / "cache"))
+
+        found = {}
+        with serving(file, "--workers", "1") as server:
+            for name in jobs:
+                before = len(store.asked)
+                with Loader(server.address, name) as loader:
+                    found[name] = {
+                        int(n): [np.asarray(frame).tobytes() for frame in frames]
+                        for batch in loader
+                        for n, frames in zip(batch["n"], batch["video"], strict=True)
+                    }
+                asked[name] = len(store.asked) - before
+
+    assert len(found["near"]) == len(items)
+    assert all(values == found["near"] for values in found.values())
+    assert 0 == asked["near"] < asked[f"far{64 << 20}"] < asked["far0"], asked
 
 
 def by_label(server: Server, metric: str, label: str) -> dict[str, float]:

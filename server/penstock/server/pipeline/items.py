@@ -110,7 +110,7 @@ class Items(ProcessedItems):
         if self.takes_media and self.media.waits and not self.careful:
             self.media.ask(items, raws, now=True, count=HEAD_BYTES)
         found = [self._size(item, raw) for item, raw in zip(items, raws, strict=True)]
-        if self.takes_media and self.media.waits:
+        if self.takes_media:
             self.media.release(items)
         if not roles.has_heads:
             self.keeper().keep(items, raws)

@@ -101,7 +101,7 @@ class ProcessedItems(RawItems):
         found = self._process(items, raws, stage)
         item_s = (time.perf_counter() - began_s) / len(items)
         self.process_s += 0.1 * (item_s - self.process_s)
-        if self.takes_media and self.media.waits:
+        if self.takes_media:
             self.media.release(items)
         return found
 
