@@ -74,8 +74,9 @@ class Trainer:
         if step < move["at"]:
             return False
         # Ranks of a training run are at one step: they wait for each other, as a collective does.
-        _put(wanted.with_suffix(f".rank-{self._args.rank}"), step)
-        while len(list(self._folder.glob(f"{wanted.stem}.rank-*"))) < self._args.world_size:
+        # Each move has files of its own: with those of the one before nobody would wait.
+        _put(wanted.with_name(f"{wanted.name}.rank-{self._args.rank}"), step)
+        while len(list(self._folder.glob(f"{wanted.name}.rank-*"))) < self._args.world_size:
             time.sleep(0.01)
         self._done_moves += 1
         self._loader.load_state_dict(move["state"])

@@ -381,7 +381,7 @@ class Node:
         key = entry.key
         if reader.log.withheld.unproven:
             return key.lane, key.offset, "proving", ""
-        if reader.log.deciding:  # what a worker does meanwhile is to wait for its verdict
+        if reader.log.awaited_verdicts:  # what a worker does meanwhile is to wait for its verdict
             return key.lane, key.offset, "store", ""
         lane = reader.log.lanes[key.lane]
         frontier = reader.log.numbering.frontier

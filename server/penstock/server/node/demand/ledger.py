@@ -79,6 +79,7 @@ class Log:
         self.assignment = LaneAssignment(job.reading_groups, job.readings())
         self.begun_change = self.known_change = 0  # of the store's: when the node began, and now
         self.withheld = Withheld(self.numbering, self.lanes, self.readers)
+        self.awaited_verdicts = 0  # asked for by workers, and not durable yet
         self.deciding = 0  # verdicts under way: nothing new is planned before workers know them
 
     def figures(self) -> dict[str, int]:

@@ -78,6 +78,7 @@ class Quarantine:
         self, worker: WorkerProcess, log: Log, verdict: Verdict, line: int | None
     ) -> None:
         """Make a verdict durable, tell every worker, and only then let the asking one go on."""
+        log.awaited_verdicts += 1
         try:
             held = await self._insert(log, verdict, line)
         except PenstockError as error:
@@ -86,6 +87,8 @@ class Quarantine:
             worker.send(Refused(**told(error)))
         else:
             worker.send(ItemQuarantined(held))
+        finally:
+            log.awaited_verdicts -= 1
 
     async def _insert(self, log: Log, verdict: Verdict, line: int | None) -> Verdict:
         """Have the store insert a verdict, and tell every worker that knows the job.
