@@ -182,16 +182,30 @@ def done(at: int, value: Any) -> list[Any]:
         ([["NewArena", 0, 0, None]], "its size bytes is 0: "),
         ([["NewArena", 0, 1 << 46, None]], "its size bytes is 70368744177664: "),
         (
-            [["Cost", b"log", 1, {"fetch": "long"}, 0, 0, 0, {}]],
+            [["Cost", b"log", 1, {"fetch": "long"}, 0, 0, 0, {}, {}, {}]],
             "its stages s is {'fetch': 'long'}: ",
         ),
-        ([["Cost", b"log", 1, {"fetch": -1.0}, 0, 0, 0, {}]], "its stages s is {'fetch': -1.0}: "),
         (
-            [["Cost", b"log", 1, {"fetch": math.nan}, 0, 0, 0, {}]],
+            [["Cost", b"log", 1, {"fetch": -1.0}, 0, 0, 0, {}, {}, {}]],
+            "its stages s is {'fetch': -1.0}: ",
+        ),
+        (
+            [["Cost", b"log", 1, {"fetch": math.nan}, 0, 0, 0, {}, {}, {}]],
             "its stages s is {'fetch': nan}: ",
         ),
-        ([["Cost", b"log", 1, {"fetch": 1e12}, 0, 0, 0, {}]], "its stages s is {'fetch': 1000"),
-        ([["Cost", "log", 1, {}, 0, 0, 0, {}]], "its log id is 'log': "),
+        (
+            [["Cost", b"log", 1, {"fetch": 1e12}, 0, 0, 0, {}, {}, {}]],
+            "its stages s is {'fetch': 1000",
+        ),
+        ([["Cost", "log", 1, {}, 0, 0, 0, {}, {}, {}]], "its log id is 'log': "),
+        (
+            [["Cost", b"log", 1, {}, 0, 0, 0, {}, {"decoded": "x"}, {}]],
+            "its video frames is {'decoded': 'x'}: ",
+        ),
+        (
+            [["Cost", b"log", 1, {}, 0, 0, 0, {}, {}, {"decode": "long"}]],
+            "its media cpu s is {'decode': 'long'}: ",
+        ),
         ([["Libraries", b"log", {str(n): "" for n in range(65)}]], "its versions is {'0': ''"),
         ([["Ready"], ["Ready"], ["Ready", 1]], "its Ready has 1 fields"),
     ],
