@@ -1,7 +1,7 @@
 """What jobs of videos and of robots' episodes give, of files that are kept in `films`.
 
-Encoders differ from version to version of libav; decoders of these codecs do not, but for MPEG-4,
-of which there is no file. They were written by `videos.written` with PyAV 18.1.
+Encoders differ from version to version of libav; decoders of these codecs do not. That of MPEG-4
+does, so no film is MPEG-4. The films were written by `videos.written` with PyAV 18.1.
 """
 
 from __future__ import annotations

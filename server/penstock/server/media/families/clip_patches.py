@@ -87,11 +87,7 @@ class ClipPatches:
         settings = self._settings
         factor = settings["patch_size"] * settings["merge_size"]
         if not settings["do_resize"]:
-            if height % factor or width % factor:
-                raise ValueError(
-                    f"a video of {width}x{height} pixels is not a multiple of {factor} in both "
-                    "directions, and settings.do_resize is false: set it to true"
-                )
+            check_multiple("a video", width, height, factor)
             return Extent(height, width)
         least, most = settings["video_min_pixels"], settings["video_max_pixels"]
         if settings["cap_pixels_per_frame"]:
@@ -165,3 +161,16 @@ class ClipPatches:
             return int(each * frames)
         total = int(tokens * factor * factor * TOKENS_OF_ALL)
         return int(max(min(most, total * self.temporal // frames), floor))
+
+
+def check_multiple(what: str, width: int, height: int, factor: int) -> None:
+    """Refuse sides that patches do not fill, where nothing may be resized.
+
+    Raises:
+        ValueError: A side is not a multiple of `factor` pixels.
+    """
+    if height % factor or width % factor:
+        raise ValueError(
+            f"{what} of {width}x{height} pixels is not a multiple of {factor} in both directions, "
+            "and settings.do_resize is false: set it to true"
+        )

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.media.families.clip_patches import ClipPatches
+from penstock.server.media.families.clip_patches import ClipPatches, check_multiple
 from penstock.server.media.families.family import CLIP_MEAN, CLIP_STD, Family, PictureSize, Pixels
 from penstock.server.media.families.family_settings import Settings
 from penstock.server.media.geometry import smart_resize
@@ -160,11 +160,7 @@ class QwenVl(Family):
         settings = self.settings
         factor = settings["patch_size"] * settings["merge_size"]
         if not settings["do_resize"]:
-            if height % factor or width % factor:
-                raise ValueError(
-                    f"a picture of {width}x{height} pixels is not a multiple of {factor} in both "
-                    "directions, and settings.do_resize is false: set it to true"
-                )
+            check_multiple("a picture", width, height, factor)
             return height, width
         return smart_resize(height, width, factor, settings["min_pixels"], settings["max_pixels"])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import methodcaller
 
 import numpy as np
 
@@ -12,12 +13,19 @@ from penstock.server.media.video.video_index import VideoIndex
 from penstock.wire.colours import COLOURS, PLANES, Levels, chroma_shape
 
 
-def rgb24_of(frames: Sequence[DecodedFrame], index: VideoIndex) -> Levels:
+def rgb24_of(
+    frames: Sequence[DecodedFrame],
+    height: int,
+    width: int,
+    pixels: Callable[[DecodedFrame], Levels] = methodcaller("rgb24"),
+) -> Levels:
     """Return the pixels of frames.
 
     Args:
         frames: At least one, of one video.
-        index: Of the video.
+        height: Of what becomes of each, in pixels.
+        width: The same.
+        pixels: Makes it of a frame: uint8 (height, width, 3); a frame as it is by default.
 
     Returns:
         uint8 (frames, height, width, 3).
@@ -25,14 +33,14 @@ def rgb24_of(frames: Sequence[DecodedFrame], index: VideoIndex) -> Levels:
     Raises:
         BadVideo: As `DecodedFrame.rgb24`.
     """
-    found = np.empty((len(frames), index.height, index.width, 3), np.uint8)
+    found = np.empty((len(frames), height, width, 3), np.uint8)
     made: dict[int, int] = {}  # a frame that is wanted twice is converted once
     with spending(CONVERT):
         for at, frame in enumerate(frames):
             if (before := made.setdefault(frame.number, at)) < at:
                 found[at] = found[before]
             else:
-                found[at] = frame.rgb24()
+                found[at] = pixels(frame)
     return found
 
 

@@ -260,7 +260,7 @@ class RobotProcessor(MediaProcessor):
             numbers = [index.number_at(time_s, self.tolerance_s) for time_s in each.times]
             frames = self.frames.frames(medium, index, numbers)
             if self.pixels == RGB24:
-                shown = {"": rgb24_of(frames, index)}
+                shown = {"": rgb24_of(frames, index.height, index.width)}
             else:
                 shown = planes_of(frames, index)
         except BadVideo as error:

@@ -95,7 +95,7 @@ def part_of(part: Any, number: int) -> dict[str, Any]:
 
 
 def listed(column: Any) -> list[Any]:
-    """Return the pictures of a column, which may hold one that is no list."""
+    """Return the pictures of a column: a list, or a single one that stands alone."""
     if column is None:
         return []
     if isinstance(column, Sequence) and not isinstance(column, str | bytes):

@@ -15,7 +15,6 @@ from penstock.server.core.shown import shown
 from penstock.server.media.bad_picture import BadPicture
 from penstock.server.media.bad_video import BadVideo
 from penstock.server.media.geometry import Extent, Geometry
-from penstock.server.media.media_cpu import CONVERT, spending
 from penstock.server.media.medium import Medium
 from penstock.server.media.resize import FILTERS, KERNELS, load_kernel, resize
 from penstock.server.media.video.decoded_frame import DecodedFrame
@@ -38,7 +37,7 @@ from penstock.server.roles.processor import MediaProcessor
 from penstock.server.roles.processors.picture_sides import Sides, extent_of
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.server.roles.source import Source
-from penstock.wire.colours import COLOURS, PLANES
+from penstock.wire.colours import COLOURS, PLANES, Levels
 from penstock.wire.errors import InvalidJob
 
 KEY = "video"
@@ -384,17 +383,12 @@ class VideoProcessor(MediaProcessor):
             planes = planes_of(frames, wanted.index)
             return {KEY + end: plane for end, plane in planes.items()}
         if self.resize is None:
-            return {KEY: rgb24_of(frames, wanted.index)}
-        size = wanted.size
-        video = np.empty((len(frames), *size, 3), np.uint8)
-        made: dict[int, int] = {}  # a frame that is wanted twice is converted once
-        with spending(CONVERT):
-            for at, frame in enumerate(frames):
-                if (before := made.setdefault(frame.number, at)) < at:
-                    video[at] = video[before]
-                else:
-                    video[at] = resize(frame.rgb24(), size, self.kernel, self.filter)
-        return {KEY: video}
+            return {KEY: rgb24_of(frames, *wanted.size)}
+
+        def resized(frame: DecodedFrame) -> Levels:
+            return resize(frame.rgb24(), wanted.size, self.kernel, self.filter)
+
+        return {KEY: rgb24_of(frames, *wanted.size, resized)}
 
     def _counts(self, frames: int, height: int, width: int) -> tuple[int, int]:
         return frames, frames * height * width
