@@ -1,8 +1,8 @@
 """Windows of three cameras from a folder of episodes: items and windows in a CPU second.
 
 Six episodes of 40 frames, 640 x 480 at 10 frames a second, three cameras, H.264 with a key frame
-every 2nd; an item has a window of 8 frames of each camera. `at random` draws items over the whole
-folder, so that windows rarely overlap; `in order` takes every 4th frame of an episode, so that half
+every 2nd; an item has a window of 8 frames of each camera. `at random` draws windows over the whole
+folder of which none overlaps another; `in order` takes every 4th frame of an episode, so that half
 of a window's frames are also in the next one. Every way makes uint8 RGB, but for LeRobot's readers,
 which make float32.
 
@@ -28,6 +28,7 @@ from typing import Any
 from support import ROUNDS, SEED, Column, compare, interleaved, median, ratio, spread
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from penstock.common.malloc import keep_memory
 from penstock.server.core.refs import ItemRef
 from penstock.server.media.media_files import MediaFiles
 from penstock.server.media.media_reader import MediaReader
@@ -50,15 +51,17 @@ def run() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary) / "robots"
         FOLDER.write(root, video_writer(FOLDER.fps, width=640, height=480))
-        whole = [i for i in range(FOLDER.frames) if i % LENGTH >= STEPS - 1]  # without pads
-        _print("at random", root, random.Random(SEED).sample(whole, ITEMS))
-        _print("in order, every 4th", root, [*range(STEPS, LENGTH, STEPS // 2)])
+        apart = range(STEPS - 1, FOLDER.frames, STEPS)  # no window has a frame of another, or a pad
+        drawn = random.Random(SEED).sample(apart, len(apart))
+        _print("at random, apart", root, drawn[:ITEMS], drawn[ITEMS:])
+        others = range(LENGTH + STEPS - 1, FOLDER.frames, STEPS)
+        _print("in order, every 4th", root, [*range(STEPS, LENGTH, STEPS // 2)], others)
 
 
-def _print(what: str, root: Path, order: Sequence[int]) -> None:
+def _print(what: str, root: Path, order: Sequence[int], before: Sequence[int]) -> None:
     ways: dict[str, Callable[[], Mapping[str, float]]] = {}
     for decoder in ("pyav", "torchcodec") if _has_torchcodec() else ("pyav",):
-        ways[f"penstock, {decoder}"] = partial(_ours, root, order, decoder)
+        ways[f"penstock, {decoder}"] = partial(_ours, root, order, before, decoder)
     base = "penstock, pyav"
     if _has_torchcodec():
         base = "torchcodec"
@@ -89,25 +92,27 @@ def _timed(work: Callable[[], object], windows: int) -> dict[str, float]:
     return {"rate": windows / (time.process_time() - began), "decoded": float("nan")}
 
 
-def _ours(root: Path, order: Sequence[int], decoder: str) -> Mapping[str, float]:
-    """Process items in batches, as a worker does, from indexes that are there."""
+def _ours(
+    root: Path, order: Sequence[int], before: Sequence[int], decoder: str
+) -> Mapping[str, float]:
+    """Process items in batches, as a worker does whose memory is full of earlier ones."""
     source = LerobotSource(str(root), delta_timestamps=WINDOWS)
-    items = source.fetch(order)
+    keep_memory()
     reader = MediaReader(MediaFiles(dir=str(root)))
     processor = RobotProcessor(decoder=decoder)
-    processor.process_batch(*_batch(reader, items[:1]))  # indexes are made, and files are open
-    processor.frames.close()
-    before = replace(processor.frames.counts)
 
-    def work() -> None:
+    def work(items: Sequence[Any]) -> None:
         for at in range(0, len(items), BATCH):
             processor.process_batch(*_batch(reader, items[at : at + BATCH]))
 
-    found = _timed(work, len(order) * len(CAMERAS))
+    work(source.fetch(before))
+    items = source.fetch(order)
+    counted = replace(processor.frames.counts)
+    found = _timed(partial(work, items), len(order) * len(CAMERAS))
     counts = processor.frames.counts
     if decoder == "pyav":  # torchcodec does not tell what it passes
-        wanted = counts.delivered - before.delivered
-        found["decoded"] = (counts.decoded - before.decoded) / wanted
+        wanted = counts.delivered - counted.delivered
+        found["decoded"] = (counts.decoded - counted.decoded) / wanted
     return found
 
 

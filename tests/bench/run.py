@@ -81,6 +81,7 @@ NAMES = (
     "media_listing",
     "robots_opened",
     "robot_windows",
+    "frames_sent",
     "media_far",
     "video_far",
     "media_memory",

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.server.media.media_cpu import CONVERT, spending
 from penstock.server.media.video.decoded_frame import DecodedFrame
+from penstock.server.media.video.pixel_memory import PixelMemory
 from penstock.server.media.video.video_index import VideoIndex
 from penstock.wire.colours import COLOURS, PLANES, Levels, chroma_shape
 
@@ -17,6 +18,7 @@ def rgb24_of(
     frames: Sequence[DecodedFrame],
     height: int,
     width: int,
+    memory: PixelMemory,
     pixels: Callable[[DecodedFrame], Levels] = methodcaller("rgb24"),
 ) -> Levels:
     """Return the pixels of frames.
@@ -25,6 +27,7 @@ def rgb24_of(
         frames: At least one, of one video.
         height: Of what becomes of each, in pixels.
         width: The same.
+        memory: Where they shall lie.
         pixels: Makes it of a frame: uint8 (height, width, 3); a frame as it is by default.
 
     Returns:
@@ -33,7 +36,7 @@ def rgb24_of(
     Raises:
         BadVideo: As `DecodedFrame.rgb24`.
     """
-    found = np.empty((len(frames), height, width, 3), np.uint8)
+    found = memory.empty((len(frames), height, width, 3))
     made: dict[int, int] = {}  # a frame that is wanted twice is converted once
     with spending(CONVERT):
         for at, frame in enumerate(frames):
@@ -44,12 +47,15 @@ def rgb24_of(
     return found
 
 
-def planes_of(frames: Sequence[DecodedFrame], index: VideoIndex) -> dict[str, Levels]:
+def planes_of(
+    frames: Sequence[DecodedFrame], index: VideoIndex, memory: PixelMemory
+) -> dict[str, Levels]:
     """Return the planes of frames, with what makes RGB of them.
 
     Args:
         frames: At least one, of one video.
         index: Of the video.
+        memory: Where they shall lie.
 
     Returns:
         By how keys of samples end: `PLANES`, uint8 (frames, height, width) and twice half of the
@@ -59,7 +65,7 @@ def planes_of(frames: Sequence[DecodedFrame], index: VideoIndex) -> dict[str, Le
         BadVideo: As `DecodedFrame.yuv420p`.
     """
     shapes = (index.height, index.width), *[chroma_shape(index.height, index.width)] * 2
-    found = [np.empty((len(frames), *shape), np.uint8) for shape in shapes]
+    found = [memory.empty((len(frames), *shape)) for shape in shapes]
     with spending(CONVERT):
         for at, frame in enumerate(frames):
             for plane, levels in zip(found, frame.yuv420p(), strict=True):

@@ -11,6 +11,7 @@ from penstock.server.media.media_cpu import DECODE, spending
 from penstock.server.media.medium import Medium
 from penstock.server.media.video.decoded_frame import DecodedFrame
 from penstock.server.media.video.frame_counts import FrameCounts
+from penstock.server.media.video.pixel_memory import PixelMemory
 from penstock.server.media.video.video_decoders import PYAV, VideoDecoder, open_decoder
 from penstock.server.media.video.video_index import VideoIndex
 
@@ -39,6 +40,7 @@ class VideoFrames:
 
     Attributes:
         counts: What was done so far.
+        pixels: Where what becomes of frames shall lie.
 
     Raises:
         ValueError: A bound is none, or below what it must be.
@@ -62,6 +64,7 @@ class VideoFrames:
         self._held: OrderedDict[tuple[str, int], DecodedFrame] = OrderedDict()
         self._held_bytes = 0
         self.counts = FrameCounts()
+        self.pixels = PixelMemory()
 
     def frames(
         self, medium: Medium, index: VideoIndex, numbers: Sequence[int]
@@ -117,10 +120,11 @@ class VideoFrames:
 
     @property
     def most_bytes(self) -> int:
-        """Return what open videos and held frames may take, as far as videos were seen."""
+        """Return what open videos, held frames and idle memory may take, by the videos seen."""
         opened = self.counts.misses
         each = self._opened_bytes / opened if opened else self._most_bytes
-        return self._frame_bytes + round(min(self._most_bytes, self._most * each))
+        held = self._frame_bytes + self.pixels.most_idle_bytes
+        return held + round(min(self._most_bytes, self._most * each))
 
     # --- decoding ---
 

@@ -260,9 +260,9 @@ class RobotProcessor(MediaProcessor):
             numbers = [index.number_at(time_s, self.tolerance_s) for time_s in each.times]
             frames = self.frames.frames(medium, index, numbers)
             if self.pixels == RGB24:
-                shown = {"": rgb24_of(frames, index.height, index.width)}
+                shown = {"": rgb24_of(frames, index.height, index.width, self.frames.pixels)}
             else:
-                shown = planes_of(frames, index)
+                shown = planes_of(frames, index, self.frames.pixels)
         except BadVideo as error:
             raise BadVideo(f"{medium.name}, {each.camera}, {each.where}: {error}") from error
         return {each.camera + end: _joined(each, pixels) for end, pixels in shown.items()}

@@ -380,15 +380,15 @@ class VideoProcessor(MediaProcessor):
 
     def _pixels(self, frames: Sequence[DecodedFrame], wanted: _Wanted) -> Sample:
         if self.pixels == YUV420P:
-            planes = planes_of(frames, wanted.index)
+            planes = planes_of(frames, wanted.index, self._frames.pixels)
             return {KEY + end: plane for end, plane in planes.items()}
         if self.resize is None:
-            return {KEY: rgb24_of(frames, *wanted.size)}
+            return {KEY: rgb24_of(frames, *wanted.size, self._frames.pixels)}
 
         def resized(frame: DecodedFrame) -> Levels:
             return resize(frame.rgb24(), wanted.size, self.kernel, self.filter)
 
-        return {KEY: rgb24_of(frames, *wanted.size, resized)}
+        return {KEY: rgb24_of(frames, *wanted.size, self._frames.pixels, resized)}
 
     def _counts(self, frames: int, height: int, width: int) -> tuple[int, int]:
         return frames, frames * height * width
