@@ -5,21 +5,23 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from penstock.server.job.job import Job
+from penstock.server.media.media_files import MediaFiles
 from penstock.server.node.demand.batch_spans import ArenaReader, BodySpan
 from penstock.server.node.demand.cached import CACHED_BATCHES, CACHED_SHARE
 from penstock.server.node.demand.candidates import candidates
 from penstock.server.node.demand.lane_state import KEPT_PLANS
 from penstock.server.node.demand.ledger import Log
 from penstock.server.node.demand.peers import MAX_PENDING
-from penstock.server.node.demand.room import has_stalled, is_urgent, lacks, spare
+from penstock.server.node.demand.room import find_room, has_stalled, is_urgent, lacks, spare
 from penstock.server.node.demand.stream_demand import StreamDemand
 from penstock.server.node.demand.wanted import BatchState, WantedBatch
 from penstock.server.processes.shared_memory import sealed_memory
-from penstock.server.roles.processors import FunctionProcessor
+from penstock.server.roles.processors import FunctionProcessor, ImageProcessor
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadItem, LogDiverged
 from penstock.wire.order import Cut, Share
@@ -819,3 +821,23 @@ def test_a_bound_in_bytes_never_leaves_anybody_waiting(seed: int) -> None:
             rank.tell(rng.randrange(nodes))
 
     assert [rank.next >= end for rank in ranks] == [True] * 3
+
+
+def test_before_the_first_batch_of_media_only_what_is_owed_is_made(tmp_path: Path) -> None:
+    """Nobody knows how large they are: four of 100 MB each would be made before one is counted."""
+    items = ItemsSource([{"image": {"bytes": b"", "path": None}}] * 30)
+    processor = ImageProcessor()
+    (tmp_path / "a.jpg").touch()
+    media = MediaFiles(str(tmp_path))
+    job = Job(items, processor=processor, batch_size=1, lanes=8, media=media)
+    log = Log(job, bound_bytes=10 * SIZE)
+    readers = [whole(log, 4), whole(log, 8, start=4)]
+
+    made = [one.entry for one in candidates(log) if find_room(log, one.entry, [log])]
+
+    assert {entry.key.position for entry in made} == {0, 4}
+    log.started(made[0])
+    log.ready(made[0], b"", SIZE, SIZE, span_of(SIZE, lambda: None))
+    found = [one.entry for one in candidates(log) if find_room(log, one.entry, [log])]
+    assert {entry.key.position for entry in found} == {1, 2, 3, 4, 5, 6, 7}
+    assert len(readers) == 2
