@@ -67,7 +67,7 @@ def test_many_damaged_videos(seed: int) -> None:
 # --- many ---
 
 MANY = """
-import ctypes, random, resource, sys
+import random, resource, sys
 from pathlib import Path
 import videos
 from penstock.server.media.media_files import MediaFiles
@@ -88,7 +88,6 @@ for count, number in enumerate([*range(1000), *(draw.randrange(1000) for _ in ra
     assert videos.read_number(frame.rgb24()) == wanted
     assert len(frames) <= 64
     if count % 100 == 0:
-        ctypes.CDLL(None).malloc_trim(0)  # what is free in its heap is not held
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         resident.append(pages * resource.getpagesize() >> 20)
 opened = len(list(Path("/proc/self/fd").iterdir()))
