@@ -45,7 +45,7 @@ from penstock.server.roles.processors.parts_template import PartsTemplate
 from penstock.server.roles.processors.picture_turns import PictureTurns, PlacedPictures
 from penstock.server.roles.processors.said_frames import first_said
 from penstock.server.roles.processors.shown_media import MediaShown, each_part
-from penstock.server.roles.processors.shown_parts import Clip, Picture
+from penstock.server.roles.processors.shown_parts import Clip, Picture, references_of
 from penstock.server.roles.processors.shown_pixels import ShownPixels
 from penstock.server.roles.processors.tokenizer_file import no_column
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
@@ -324,7 +324,7 @@ class ConversationProcessor(FramesProcessor):
             InvalidJob: The item has no such column.
             TypeError, ValueError: It holds no conversation, or one that the job refuses.
         """
-        return [each for part in self._parts(raw) for each in part.references]
+        return references_of(self._parts(raw))
 
     def parts_read(
         self, raw: RawItem, media: Sequence[Medium], *, for_size: bool

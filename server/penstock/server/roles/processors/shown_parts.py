@@ -7,6 +7,8 @@ import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from penstock.server.core.shown import shown
 
 _HOLDERS = ("image", "image_url", "url", "path", "bytes", "lmdb")
@@ -57,6 +59,35 @@ class Clip(Picture):
     def references(self) -> list[Any]:
         """Return all media that it is made of."""
         return self.reference if self.is_listed else [self.reference]
+
+
+def references_of(parts: Sequence[Picture]) -> list[Any]:
+    """Return the media of pictures and videos, in order.
+
+    Those whose bytes the item holds without a name are called by their number: `picture 0`,
+    `video 0`, `picture 2 of video 0`.
+    """
+    found: list[Any] = []
+    counts = {"picture": 0, "video": 0}
+    for part in parts:
+        kind = "video" if isinstance(part, Clip) else "picture"
+        name = f"{kind} {counts[kind]}"
+        counts[kind] += 1
+        is_listed = isinstance(part, Clip) and part.is_listed
+        found += [
+            _called(reference, f"picture {number} of {name}" if is_listed else name)
+            for number, reference in enumerate(part.references)
+        ]
+    return found
+
+
+def _called(reference: Any, name: str) -> Any:
+    """Return what holds or names a medium, with a name if it has none of its own."""
+    if isinstance(reference, bytes | bytearray | memoryview | np.ndarray):
+        reference = {"bytes": reference}
+    if not isinstance(reference, Mapping) or reference.get("bytes") is None:
+        return reference
+    return reference if reference.get("path") else {**reference, "path": name}
 
 
 def text_part(text: str) -> dict[str, Any]:
