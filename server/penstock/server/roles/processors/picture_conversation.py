@@ -349,8 +349,8 @@ class ConversationProcessor(FramesProcessor):
     def gains_together(self) -> bool:
         """Tell that conversations do not, unless a subclass says how.
 
-        Only those that show the same video do, and samples of videos are too large for a lane to
-        make more than one ahead.
+        Only those that show the same video do, and the room in which a lane makes samples ahead
+        has place for few with videos.
         """
         return not self.keeps(ConversationProcessor, "process_batch")
 
