@@ -25,6 +25,8 @@ from penstock.server.media.video.indexing import index_video
 from penstock.server.media.video.read_spans import spans_of
 from penstock.server.media.video.video_frames import VideoFrames
 from penstock.server.media.video.video_index import VideoIndex
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.planning.make.measuring import Measuring
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.roles.context import ProcessContext
@@ -417,6 +419,31 @@ def test_items_that_share_a_video_decode_it_in_one_pass(home: Path) -> None:
         for key, value in alone.items():
             assert np.array_equal(sample[key], value), key
     assert one_by_one.frame_counts.decoded > 51 + 3
+
+
+def test_a_bad_video_is_its_own_items(home: Path) -> None:
+    """Whatever is wrong with it, and wherever it stands among those that are made together."""
+    good = [asked(video(film(SHORT), frame_indices=[at, at + 1]), TEXT) for at in (30, 4)]
+    for bad, said in (
+        (asked(video(film(SHORT), frame_indices=["x"]), TEXT), "frame_indices is"),
+        (asked(video(b"no video"), TEXT), "video 0: it is damaged, or cut off"),
+        ({"messages": 3}, "int"),
+    ):
+        role = ConversationProcessor(home / "qwen3_vl", unanswered="error")
+        alone = [processed(role, item)["pixel_values_videos"] for item in good]
+        for place in range(3):
+            items = [*good[:place], bad, *good[place:]]
+            job = Job(ItemsSource(items), processor=role, batch_size=3)
+            refs = [ItemRef("main", number, 0) for number in range(3)]
+
+            found = Items(job).outcomes(refs, "exit")
+
+            refused = found.pop(place)
+            assert isinstance(refused, Bad)
+            assert said in str(refused.error)
+            for outcome, pixels in zip(found, alone, strict=True):
+                assert isinstance(outcome, list)
+                assert np.array_equal(outcome[0]["pixel_values_videos"], pixels)
 
 
 def test_lanes_make_no_conversations_ahead_for_the_company_of_others(home: Path) -> None:

@@ -5,11 +5,11 @@
 * `chat.py`: conversations to token ids, with `chat_template.py` (what a template writes),
   `turns.py` (the forms of conversations), `answer_finder.py` and `answer_tokens.py` (which tokens
   are the assistant's).
-* `picture_conversation.py`: conversations with pictures and videos, with `shown_parts.py` and
-  `picture_turns.py` (where these are), `parts_template.py`, `conversation_tokens.py` and
-  `conversation_layout.py` (which tokens there are, and which are of what is shown),
-  `shown_media.py` (sizes), `said_frames.py` (which frames a video is to show), `shown_pixels.py`
-  and `conversation_samples.py`; what becomes of a picture or a video is in
+* `picture_conversation.py`: conversations with pictures and videos, with `shown_parts.py`,
+  `picture_turns.py` and `conversation_columns.py` (where these are), `parts_template.py`,
+  `conversation_tokens.py` and `conversation_layout.py` (which tokens there are, and which are of
+  what is shown), `shown_media.py` (sizes), `said_frames.py` (which frames of a video are shown),
+  `shown_pixels.py` and `conversation_samples.py`; what becomes of a picture or a video is in
   `penstock.server.media.families`.
 * `tokenizer_file.py`: what these share.
 * `image.py`: pictures to pixels, with `picture_transform.py` (a user's pipeline of transforms) and

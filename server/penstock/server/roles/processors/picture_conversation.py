@@ -32,7 +32,7 @@ from penstock.server.roles.parameters import (
     declared,
 )
 from penstock.server.roles.processors.answer_finder import UNMATCHED, AnswerFinder
-from penstock.server.roles.processors.chat import COLUMNS
+from penstock.server.roles.processors.conversation_columns import ConversationColumns
 from penstock.server.roles.processors.conversation_layout import LaidConversation
 from penstock.server.roles.processors.conversation_samples import ConversationSamples
 from penstock.server.roles.processors.conversation_tokens import ConversationTokens, TokenRules
@@ -47,12 +47,8 @@ from penstock.server.roles.processors.said_frames import first_said
 from penstock.server.roles.processors.shown_media import MediaShown, each_part
 from penstock.server.roles.processors.shown_parts import Clip, Picture, references_of
 from penstock.server.roles.processors.shown_pixels import ShownPixels
-from penstock.server.roles.processors.tokenizer_file import no_column
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.wire.errors import InvalidJob
-
-IMAGE_COLUMNS = ("images", "image")
-VIDEO_COLUMNS = ("videos", "video")
 
 WHITE = (255, 255, 255)
 """What transparent pictures lie on: transformers' processors have no other."""
@@ -224,9 +220,6 @@ class ConversationProcessor(FramesProcessor):
         folder = Path(self.tokenizer)
         self.folder = folder.parent if folder.name == "tokenizer.json" else folder
         self.template_file = None if self.chat_template is None else Path(self.chat_template)
-        self.columns = COLUMNS if self.column is None else (self.column,)
-        self.image_columns = IMAGE_COLUMNS if self.image_column is None else (self.image_column,)
-        self.video_columns = VIDEO_COLUMNS if self.video_column is None else (self.video_column,)
         if self.nframes is not None and self.fps is not None:
             raise InvalidJob("fps and nframes both say which frames: give one", key="nframes")
         least, most = self.min_frames, self.max_frames
@@ -235,13 +228,16 @@ class ConversationProcessor(FramesProcessor):
                 f"min_frames is {least}, and max_frames {most}: give a smaller one",
                 key="min_frames",
             )
-        self.turns = PictureTurns(
+        turns = PictureTurns(
             self.roles,
             self.tags,
             self.unknown_roles,
             self.answer_images,
             self.surplus_placeholders,
             self.unplaced_images,
+        )
+        self._columns = ConversationColumns(
+            turns, self.column, self.image_column, self.video_column
         )
         self.decoding = Decoding(self.decoder, WHITE, self.max_pixels, self.max_bytes)
         self.frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes)
@@ -298,10 +294,8 @@ class ConversationProcessor(FramesProcessor):
         Raises:
             InvalidJob: Names the columns that there are.
         """
-        if self.keeps(ConversationProcessor, "process", "conversation") and not any(
-            name in columns for name in self.columns
-        ):
-            raise no_column(self.columns[0], columns)
+        if self.keeps(ConversationProcessor, "process", "conversation"):
+            self._columns.check(columns)
 
     def keys_of_samples(self, columns: Mapping[str, str] | None) -> Sequence[str] | None:
         """Return the keys that samples have, unless a subclass makes other ones."""
@@ -477,15 +471,7 @@ class ConversationProcessor(FramesProcessor):
 
     def _placed(self, raw: RawItem, item: ItemRef | None) -> PlacedPictures | None:
         """Return the conversation of an item; None = there is none."""
-        images, videos, raw = None, None, self.conversation(raw)
-        if isinstance(raw, Mapping):
-            name = next((name for name in self.columns if name in raw), None)
-            if name is None:
-                raise no_column(self.columns[0], raw, item)
-            images = next((raw[name] for name in self.image_columns if name in raw), None)
-            videos = next((raw[name] for name in self.video_columns if name in raw), None)
-            raw = raw[name]
-        return None if raw is None else self.turns.placed(raw, images, videos)
+        return self._columns.placed(self.conversation(raw), item)
 
     def _lay(
         self, raw: RawItem, media: Sequence[Medium], item: ItemRef | None
