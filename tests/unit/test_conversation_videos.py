@@ -421,6 +421,23 @@ def test_items_that_share_a_video_decode_it_in_one_pass(home: Path) -> None:
     assert one_by_one.frame_counts.decoded > 51 + 3
 
 
+def test_items_that_show_the_same_frames_in_opposite_order_decode_them_once(home: Path) -> None:
+    """Of two videos each: the second item finds what is held of the first, as far as there is room.
+
+    Without room the second item decodes again what it shows.
+    """
+    clips = [video(film(name), frame_indices=[10, 20, 50]) for name in ("H.264", "VP9")]
+    items = [asked(*clips, TEXT), asked(*reversed(clips), TEXT)]
+    for frame_bytes, once in ((1 << 27, True), (0, False)):
+        role = ConversationProcessor(home / "qwen3_vl", frame_bytes=frame_bytes)
+
+        role.process_batch(items, [context(media_of(role, item)) for item in items])
+
+        assert role.frame_counts.delivered == 12
+        assert (role.frame_counts.decoded <= 2 * (51 + 3)) == once
+        assert role.frame_counts.shared == (6 if once else 0)
+
+
 def test_a_bad_video_is_its_own_items(home: Path) -> None:
     """Whatever is wrong with it, and wherever it stands among those that are made together."""
     good = [asked(video(film(SHORT), frame_indices=[at, at + 1]), TEXT) for at in (30, 4)]
