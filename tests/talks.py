@@ -12,8 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.server.core.refs import ItemRef
+from penstock.server.media.media_reference import read_reference
 from penstock.server.media.medium import HeldMedium
 from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.processor import MediaProcessor
 from penstock.server.roles.processors import ConversationProcessor
 from vision import vision_tokenizer, whole_processor
 
@@ -25,10 +27,12 @@ SMALL = {"qwen3_vl": {"size": {"shortest_edge": 1024, "longest_edge": 65536}}}
 """Settings that keep pictures of tests small."""
 
 
-def media_of(role: ConversationProcessor, item: Any) -> list[HeldMedium]:
+def media_of(role: MediaProcessor, item: Any) -> list[HeldMedium]:
     """Return what is fetched for a processor: here items hold the bytes."""
-    held = [each["bytes"] if isinstance(each, dict) else each for each in role.references(item)]
-    return [HeldMedium(f"picture {number}", data) for number, data in enumerate(held)]
+    found = [read_reference(each, number) for number, each in enumerate(role.references(item))]
+    held = [medium for medium in found if isinstance(medium, HeldMedium)]
+    assert len(held) == len(found)
+    return held
 
 
 def context(media: Sequence[HeldMedium] = ()) -> ProcessContext:

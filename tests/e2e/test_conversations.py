@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import yaml
 from PIL import Image
 
+from far_store import FarStore
 from harness import call_command, serving, write_job_file
 from penstock.client import Loader, media
 from penstock.server.media.medium import HeldMedium
@@ -21,7 +23,7 @@ from penstock.server.media.video.frame_choice import by_count
 from penstock.server.media.video.indexing import index_video
 from penstock.server.media.video.video_frames import VideoFrames
 from penstock.wire.errors import PenstockError
-from videos import film
+from videos import H264, film, written
 from vision import drawn, encoded, whole_processor, write_vision_folder
 
 COUNT = 9
@@ -233,3 +235,64 @@ def test_check_says_once_how_many_images_there_are(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("  images in ") == 1, done.stdout
+
+
+def test_of_a_far_video_little_is_fetched(tmp_path: Path) -> None:
+    """What the frames take that are shown, once there is an index; and the bytes are those near.
+
+    So it is in a job that filters, and in one that is planned from sizes.
+    """
+    write_vision_folder(tmp_path / "model", "qwen2_vl")
+    (tmp_path / "clips").mkdir()
+    options = {"preset": "ultrafast", "crf": "1", "threads": "1"}
+    long = replace(H264, frames=600, width=320, height=240, gop=4, b_frames=0, options=options)
+    (tmp_path / "clips" / "long.mp4").write_bytes(written(long))
+    size = (tmp_path / "clips" / "long.mp4").stat().st_size
+    turns = [{"from": "human", "value": "<video> Which?"}, {"from": "gpt", "value": "Four."}]
+    items = [
+        {"conversations": turns, "videos": [{"path": "long.mp4", "frame_indices": wanted}]}
+        for wanted in ([24, 160, 300, 440, 580], [30, 31, 310, 460], [25, 302, 458, 581])
+    ]
+
+    def job_of(seed: int, dir: str, **said: Any) -> dict[str, Any]:
+        return {
+            "source": {"type": "items", "items": items},
+            "distributor": {"type": "map", "shuffle": "none"},
+            # Room for the whole file; chunks of it, at every place of frames, would take too much.
+            "media": {"dir": dir, "ahead_bytes": size + (1 << 20)},
+            "processor": {"type": "conversation", "tokenizer": "model", **said},
+            "batcher": {"type": "next_fit", "max_tokens": 1000},
+            "collator": "lists",
+            "lanes": 1,
+            "epochs": 1,
+            "seed": seed,  # each has a log of its own
+        }
+
+    with FarStore(tmp_path / "clips") as store:
+        jobs = {
+            "near": job_of(0, "clips"),
+            "first": job_of(1, store.url),
+            "far": job_of(2, store.url),
+            "sized": job_of(3, store.url, unanswered="error"),
+        }
+        file = write_job_file(tmp_path / "job.yaml", jobs, hash_cache=str(tmp_path / "cache"))
+        found, asked = {}, {}
+        with serving(file, "--workers", "1") as node:
+            for name in jobs:
+                before = len(store.asked)
+                with Loader(node.address, name, as_numpy=True) as loader:
+                    [batch] = list(loader)
+                found[name] = [
+                    np.asarray(each).tobytes()
+                    for key in ("input_ids", "pixel_values_videos", "video_grid_thw")
+                    for each in batch[key]
+                ]
+                spans = [span.removeprefix("bytes=") for _, span in store.asked[before:]]
+                asked[name] = [int(b) - int(a) + 1 for a, _, b in (s.partition("-") for s in spans)]
+
+    assert all(values == found["near"] for values in found.values())
+    assert asked["near"] == []
+    assert sum(asked["first"]) >= size
+    for name in ("far", "sized"):  # a node makes the first batch of a log twice, to compare it
+        assert 0 < sum(asked[name]) < size / 4, asked
+        assert len(asked[name]) <= 48, asked

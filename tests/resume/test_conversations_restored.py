@@ -14,7 +14,6 @@ import sounds
 from indexes import made
 from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
-from penstock.server.media.medium import HeldMedium
 from penstock.server.planning.log.job_plan import Plan
 from penstock.server.roles import (
     BestFitPackingBatcher,
@@ -28,7 +27,7 @@ from penstock.server.roles.processor import MediaProcessor
 from penstock.server.roles.processors import ConversationProcessor
 from penstock.server.sources import ItemsSource
 from penstock.server.testing import check_job
-from talks import as_sharegpt, talk
+from talks import as_sharegpt, media_of, talk
 from vision import drawn, encoded, write_vision_folder
 
 LIMITS = {"images": 4, "patches": 160}
@@ -136,14 +135,7 @@ def test_bytes_are_the_items_alone(tmp_path: Path) -> None:
 
         def contexts(numbers: list[int], role: Any = role, items: Any = items) -> Any:
             return [
-                ProcessContext(
-                    ItemRef("main", number, 0),
-                    5,
-                    [
-                        HeldMedium(f"medium {place}", data)
-                        for place, data in enumerate(role.references(items[number]))
-                    ],
-                )
+                ProcessContext(ItemRef("main", number, 0), 5, media_of(role, items[number]))
                 for number in numbers
             ]
 

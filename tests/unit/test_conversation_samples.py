@@ -51,15 +51,6 @@ from vision import (
 )
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a processor of each kind."""
-    home = tmp_path_factory.mktemp("processors")
-    for kind in CLASSES:
-        write_vision_folder(home / kind, kind, **SMALL.get(kind, {}))
-    return home
-
-
 @pytest.mark.parametrize("patches", ["uint8", "float32"])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_pictures_are_put_together_again(kind: str, patches: str, home: Path) -> None:
@@ -375,7 +366,7 @@ def test_what_a_part_says_besides_is_kept_for_the_template(home: Path, tmp_path:
         ({"type": "image", "image": "a.jpg"}, "a.jpg"),
         ({"type": "image_url", "image_url": {"url": "s3://b/a.jpg", "detail": "high"}}, None),
         ({"type": "image", "path": "a.jpg"}, {"path": "a.jpg"}),
-        ("data:image/png;base64,eHg=", {"bytes": b"xx"}),
+        ("data:image/png;base64,eHg=", {"bytes": b"xx", "path": "picture 0"}),
         # As `meta` gives them, of a data set with a media_dir.
         ({"path": "a.jpg", "dir": "one"}, {"path": "a.jpg", "dir": "one"}),
         ({"url": "a.jpg", "dir": "one"}, {"path": "a.jpg", "dir": "one"}),

@@ -14,22 +14,28 @@ import pytest
 import torch
 
 from penstock.client import media
+from penstock.server.core.refs import ItemRef
 from penstock.server.job.job import Job
 from penstock.server.media.families.processor_folder import load_family
+from penstock.server.media.media_files import MediaFiles
+from penstock.server.media.media_reader import MediaReader
 from penstock.server.media.medium import HeldMedium
 from penstock.server.media.video.clip_frames import ClipFrames, ClipWish, clip_of_file
 from penstock.server.media.video.indexing import index_video
+from penstock.server.media.video.read_spans import spans_of
 from penstock.server.media.video.video_frames import VideoFrames
 from penstock.server.media.video.video_index import VideoIndex
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.planning.make.measuring import Measuring
 from penstock.server.roles.batchers import BestFitPackingBatcher
+from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.processors import ConversationProcessor
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import InvalidJob
-from talks import SMALL, marked, media_of, processed, transformers_positions
-from videos import H264, UNEVEN, film, written
+from talks import SMALL, context, marked, media_of, processed, transformers_positions
+from videos import H264, UNEVEN, cut_off, film, written
 from vision import (
-    CLASSES,
     TorchvisionVideos,
     drawn,
     encoded,
@@ -40,15 +46,6 @@ from vision import (
 )
 
 KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a processor of each kind."""
-    home = tmp_path_factory.mktemp("processors")
-    for kind in CLASSES:
-        write_vision_folder(home / kind, kind, **SMALL.get(kind, {}))
-    return home
 
 
 @cache
@@ -395,6 +392,151 @@ def test_a_video_that_is_shown_twice_is_decoded_once(home: Path) -> None:
     assert np.array_equal(sample["pixel_values_videos"], pixels)
 
 
+def test_items_that_share_a_video_decode_it_in_one_pass(home: Path) -> None:
+    """Whatever the order of draws, beside pictures and texts; each result is its own item's."""
+    data = film("H.264")  # a key frame at its beginning alone
+    picture = {"type": "image", "image": PICTURES[0]}
+    items = [
+        asked(picture, video(data, frame_indices=[40, 45, 50]), TEXT),
+        asked(TEXT),
+        asked(video(data, frame_indices=[3, 7]), TEXT),
+        asked(video(data, frame_indices=[20, 21]), TEXT),
+        asked(picture, TEXT),
+    ]
+    together = ConversationProcessor(home / "qwen3_vl", frame_bytes=0)
+    contexts = [context(media_of(together, item)) for item in items]
+
+    found = together.process_batch(items, contexts)
+
+    # Up to the last frame that is shown, and what a decoder may have read beyond it.
+    assert together.frame_counts.delivered == 7
+    assert together.frame_counts.decoded <= 51 + 3
+    assert together.frame_counts.misses == 1
+    one_by_one = ConversationProcessor(home / "qwen3_vl", frame_bytes=0)
+    for item, sample in zip(items, found, strict=True):
+        alone = processed(one_by_one, item)
+        assert sample.keys() == alone.keys()
+        for key, value in alone.items():
+            assert np.array_equal(sample[key], value), key
+    assert one_by_one.frame_counts.decoded > 51 + 3
+
+
+def test_items_that_show_the_same_frames_in_opposite_order_decode_them_once(home: Path) -> None:
+    """Of two videos each: the second item finds what is held of the first, as far as there is room.
+
+    Without room the second item decodes again what it shows.
+    """
+    clips = [video(film(name), frame_indices=[10, 20, 50]) for name in ("H.264", "VP9")]
+    items = [asked(*clips, TEXT), asked(*reversed(clips), TEXT)]
+    for frame_bytes, once in ((1 << 27, True), (0, False)):
+        role = ConversationProcessor(home / "qwen3_vl", frame_bytes=frame_bytes)
+
+        role.process_batch(items, [context(media_of(role, item)) for item in items])
+
+        assert role.frame_counts.delivered == 12
+        assert (role.frame_counts.decoded <= 2 * (51 + 3)) == once
+        assert role.frame_counts.shared == (6 if once else 0)
+
+
+def test_a_bad_video_is_its_own_items(home: Path) -> None:
+    """Whatever is wrong with it, and wherever it stands among those that are made together."""
+    good = [asked(video(film(SHORT), frame_indices=[at, at + 1]), TEXT) for at in (30, 4)]
+    for bad, said in (
+        (asked(video(film(SHORT), frame_indices=["x"]), TEXT), "frame_indices is"),
+        (asked(video(b"no video"), TEXT), "video 0: it is damaged, or cut off"),
+        ({"messages": 3}, "int"),
+    ):
+        role = ConversationProcessor(home / "qwen3_vl", unanswered="error")
+        alone = [processed(role, item)["pixel_values_videos"] for item in good]
+        for place in range(3):
+            items = [*good[:place], bad, *good[place:]]
+            job = Job(ItemsSource(items), processor=role, batch_size=3)
+            refs = [ItemRef("main", number, 0) for number in range(3)]
+
+            found = Items(job).outcomes(refs, "exit")
+
+            refused = found.pop(place)
+            assert isinstance(refused, Bad)
+            assert said in str(refused.error)
+            for outcome, pixels in zip(found, alone, strict=True):
+                assert isinstance(outcome, list)
+                assert np.array_equal(outcome[0]["pixel_values_videos"], pixels)
+
+
+def test_lanes_make_no_conversations_ahead_for_the_company_of_others(home: Path) -> None:
+    """Only a subclass that makes several at once in less time says that they gain."""
+
+    class Together(ConversationProcessor):
+        def process_batch(self, raws: Any, contexts: Any) -> Any:
+            return super().process_batch(raws, contexts)
+
+    assert not ConversationProcessor(home / "qwen3_vl").gains_together()
+    assert Together(home / "qwen3_vl").gains_together()
+
+
+def test_parts_that_videos_need_are_told_by_their_indexes(home: Path, tmp_path: Path) -> None:
+    """Pictures are fetched whole, and their heads for a size; so are frames that are pictures."""
+    files = {"a.mp4": film("H.264"), "b.mp4": film(SHORT), "0.png": PICTURES[0]}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    reader = MediaReader(MediaFiles(str(tmp_path), endings=[".mp4", ".png"]))
+    item = asked(
+        video("a.mp4", frame_indices=[2, 3]),
+        {"type": "image", "image": "0.png"},
+        video(["0.png", "0.png"], fps=1),
+        video("b.mp4", nframes=2),
+        TEXT,
+    )
+    first, later = (ConversationProcessor(home / "qwen3_vl") for _ in range(2))
+    media = reader.media(first.references(item))
+    told = ProcessContext(ItemRef("main", 0, 0), 7, media)
+
+    before = first.parts_read(item, media, for_size=True)
+    first.process(item, told)
+    sized = later.parts_read(item, media, for_size=True)
+    lacking = later.parts_read(item, media, for_size=False)
+    held = first.parts_read(item, media, for_size=False)
+
+    whole = {name: [(0, len(data))] for name, data in files.items()}
+    assert before == [whole["a.mp4"], None, None, None, whole["b.mp4"]]
+    assert sized == [(), None, None, None, ()]
+    numbers = clip_of_file(indexed(files["b.mp4"]), ClipWish(nframes=2), 2).numbers
+    assert lacking == [
+        spans_of(indexed(files["a.mp4"]), [2, 3], len(files["a.mp4"])),
+        None,
+        None,
+        None,
+        spans_of(indexed(files["b.mp4"]), numbers, len(files["b.mp4"])),
+    ]
+    assert held == [(), None, None, None, ()]
+
+
+def test_a_video_without_its_end_may_be_kept(home: Path) -> None:
+    """Then frames are chosen as if it were no longer; sizes say the same."""
+    data = cut_off(film("H.264 in mkv"), 0.6)
+    frames = len(indexed(data))
+    item = asked(video(data, nframes=4), TEXT)
+    strict = ConversationProcessor(home / "qwen2_vl")
+    keeping = ConversationProcessor(home / "qwen2_vl", on_broken_tail="keep")
+
+    with pytest.raises(ValueError, match=f"keep takes the {frames} frames before that"):
+        processed(strict, item)
+    sample = processed(keeping, item)
+
+    assert 10 < frames < 60
+    named = video(data, frame_indices=[0, frames // 3, 2 * frames // 3, frames - 1])
+    assert clip_of_file(indexed(data), ClipWish(nframes=4), 2).numbers[-1] == frames - 1
+    with pytest.raises(ValueError, match=f"names frame {frames}"):
+        processed(keeping, asked(video(data, frame_indices=[frames]), TEXT))
+    assert sample["video_grid_thw"].tolist()[0][0] == 2
+    assert len(processed(keeping, asked(named, TEXT))["video_grid_thw"]) == 1
+    found = keeping.size(item, media_of(keeping, item))
+    assert found.counts == keeping.counts(sample)
+    assert keeping.parameters()["on_broken_tail"] == "keep"
+    spelled_out = ConversationProcessor(home / "qwen2_vl", on_broken_tail="error", frame_bytes=1)
+    assert spelled_out.identity() == strict.identity() != keeping.identity()
+
+
 def test_where_a_cut_goes_through_a_video_its_turn_goes(home: Path) -> None:
     """And those after it; the batch counts the video."""
     for kind in KINDS:
@@ -434,10 +576,13 @@ def test_where_a_cut_goes_through_a_video_its_turn_goes(home: Path) -> None:
         (video(film(SHORT), video_start=2.5), "video_start is said of it, and known is frame_ind"),
         (video(PICTURES, nframes=2), "nframes is said of it, and known is fps"),
         (video(PICTURES), "nothing says how many were taken in a second"),
-        (video([PICTURES[0], encoded(drawn(56, 84))], fps=1), "56x56 pixels and picture 1 56x84"),
+        (
+            video([PICTURES[0], encoded(drawn(56, 84))], fps=1),
+            "56x56 pixels and picture 1 of video 0 56x84",
+        ),
         (video([]), "an empty list of pictures"),
-        (video(film(SHORT)[:-2000]), "picture 0: "),
-        (video(b"no video"), "picture 0: "),
+        (video(film(SHORT)[:-2000]), "^video 0: "),
+        (video(b"no video"), "^video 0: "),
         ({"type": "video"}, "1 placeholders of videos and 0 videos"),
         ({"type": "text", "text": "a<|video_pad|>"}, r"holds <\|video_pad\|>"),
     ],

@@ -36,18 +36,9 @@ from talks import (
     wild_talk,
     without_pictures,
 )
-from vision import CLASSES, drawn, encoded, whole_processor, write_vision_folder
+from vision import CLASSES, drawn, encoded, whole_processor
 
 FILE = encoded(Image.new("RGB", (28, 28)))
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a processor of each kind."""
-    home = tmp_path_factory.mktemp("processors")
-    for kind in CLASSES:
-        write_vision_folder(home / kind, kind, **SMALL.get(kind, {}))
-    return home
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -142,6 +142,23 @@ def test_heads_are_all_that_is_read_for_a_size(store: FarStore) -> None:
     assert whole == [b"l" * 3 * HEAD_BYTES, b"small", b""]
 
 
+def test_a_head_that_came_ahead_tells_the_size(store: FarStore) -> None:
+    """Whoever asked for it: what reads it is another object, as it is for each item."""
+    (store.folder / "long.wav").write_bytes(b"w" * (3 * HEAD_BYTES))
+    reader = reader_of(store)
+    for count in (HEAD_BYTES, None):
+        store.asked.clear()
+        reader.fetching.ask(files_of(reader, "long.wav"), count, now=True)
+        [medium] = files_of(reader, "long.wav")
+        eventually(lambda: reader.fetching.held_bytes > 0, 60.0, "a thread fetches it")
+
+        head = bytes(medium.head())
+        size = medium.size()
+
+        assert (head, size) == (b"w" * HEAD_BYTES, 3 * HEAD_BYTES)
+        assert len(store.asked) <= 1 + (count is None)  # of what is asked for whole, the rest, too
+
+
 def test_a_part_is_read_alone(store: FarStore) -> None:
     """By one request, within a part that the item names, too; a head is not read again."""
     data = bytes(range(256)) * 1024

@@ -79,6 +79,10 @@ class FilePart:
         """Read several parts of its file at once, this among them; see `Fetchable.fetch_parts`."""
         return self.medium.fetch_parts(media)
 
+    def fetched_by(self, other: FilePart) -> None:
+        """Learn how the file looked that its bytes were read of."""
+        self.seen = other.seen
+
     def forgotten(self) -> None:
         """Be none of the file's parts any more: its bytes are no longer there."""
         self._parts.forget(self)

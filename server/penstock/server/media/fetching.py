@@ -70,6 +70,9 @@ class Fetchable(Protocol):
     def fetch_parts(self, media: Sequence[Any]) -> list[bytes]:
         """Read several parts of its file at once, this among them; raises as `fetch`."""
 
+    def fetched_by(self, other: Any) -> None:
+        """Be told that another one of its key fetched its bytes; called within this room's lock."""
+
     def forgotten(self) -> None:
         """Be told that its bytes are held no longer; called within this room's lock."""
 
@@ -96,6 +99,12 @@ class _Ahead:
         self.medium, self.count = medium, count
         self.data: bytes | None = None
         self.is_busy, self.room, self.takes = False, 0, 0
+
+    def bytes_for(self, medium: Fetchable) -> bytes | None:
+        """Return the bytes for a medium of the same key; None = they are not there."""
+        if self.data is not None and medium is not self.medium:
+            medium.fetched_by(self.medium)
+        return self.data
 
 
 class Fetching:
@@ -204,7 +213,7 @@ class Fetching:
                 self._asked.remove(known)
             if self._ahead.get((medium.key, count)) is known:
                 self._drop(known)
-            return known.data
+            return known.bytes_for(medium)
 
     def look(self, medium: Fetchable) -> bytes | None:
         """Return the bytes of a medium that is asked for whole, and keep them.
@@ -220,11 +229,12 @@ class Fetching:
             self._changed.wait_for(lambda: not known.is_busy)
             known.takes = self._takes  # it is in use, so it is not stale
             if known.data is not None or known not in self._asked:
-                return known.data
+                return known.bytes_for(medium)
             self._asked.remove(known)
             self._begin([known])
         self._fetch([known], is_needed=True)
-        return known.data
+        with self._changed:
+            return known.bytes_for(medium)
 
     # --- counts ---
 

@@ -232,6 +232,10 @@ class FileMedium(Medium):
             raise OSError(f"{len(data):,} bytes of it came where {wanted:,} were asked for")
         return data
 
+    def fetched_by(self, other: FileMedium) -> None:
+        """Learn how the file looked that its bytes were read of."""
+        self._seen = self._seen or other._seen
+
     def forgotten(self) -> None:
         """Be told that what was fetched ahead was dropped: nothing refers to it."""
 

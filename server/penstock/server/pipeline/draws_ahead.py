@@ -13,7 +13,6 @@ from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_verdicts import Bad
 from penstock.server.pipeline.processing import Filtered
 from penstock.server.roles.draws import LaneDraws
-from penstock.server.roles.processor import RawItemProcessor
 from penstock.server.roles.samples import Sample, SampleSizes
 from penstock.server.usercode.frames import error_line
 from penstock.server.usercode.held_bytes import held_bytes
@@ -67,7 +66,7 @@ class LookAhead:
 
     def __init__(self, lane: int, items: Items, draws: LaneDraws, roles: RoleSet) -> None:
         self._lane, self._items, self._draws = lane, items, draws
-        self._gains_together = not roles.processor.keeps(RawItemProcessor, "process_batch")
+        self._gains_together = roles.processor.gains_together()
         # Else an item is read for its size.
         self._sizes_at_once = SIZES_AHEAD if roles.sized_sources else LOOK_AHEAD
         # A torch Dataset decodes what it reads: what is not needed yet would cost as much.

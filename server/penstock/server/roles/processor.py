@@ -77,6 +77,13 @@ class RawItemProcessor(Role, ABC):
         """Return what `process` gives for each item; override it if many at once are cheaper."""
         return [self.process(raw, context) for raw, context in zip(raws, contexts, strict=True)]
 
+    def gains_together(self) -> bool:
+        """Tell whether several items at once are cheaper, so that more are processed ahead.
+
+        By default whether a subclass overrides `process_batch`.
+        """
+        return not self.keeps(RawItemProcessor, "process_batch")
+
     def counts(self, sample: Sample) -> Sequence[int]:
         """Return what a sample counts, in the order of `measures`: what `size` gave, if it did."""
         return ()

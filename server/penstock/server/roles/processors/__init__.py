@@ -5,13 +5,16 @@
 * `chat.py`: conversations to token ids, with `chat_template.py` (what a template writes),
   `turns.py` (the forms of conversations), `answer_finder.py` and `answer_tokens.py` (which tokens
   are the assistant's).
-* `picture_conversation.py`: conversations with pictures and videos, with `shown_parts.py` and
-  `picture_turns.py` (where these are), `parts_template.py`, `conversation_layout.py` (which tokens
-  are theirs) and `shown_media.py` (sizes and pixels); what becomes of a picture or a video is in
+* `picture_conversation.py`: conversations with pictures and videos, with `shown_parts.py`,
+  `picture_turns.py` and `conversation_columns.py` (where these are), `parts_template.py`,
+  `conversation_tokens.py` and `conversation_layout.py` (which tokens there are, and which are of
+  what is shown), `shown_media.py` (sizes), `said_frames.py` (which frames of a video are shown),
+  `shown_pixels.py` and `conversation_samples.py`; what becomes of a picture or a video is in
   `penstock.server.media.families`.
 * `tokenizer_file.py`: what these share.
 * `image.py`: pictures to pixels, with `picture_transform.py` (a user's pipeline of transforms) and
   `picture_sides.py` (how sizes are given).
+* `frames_processor.py`: what processors share that decode videos.
 * `robot.py`: frames of robots' episodes to pixels of each camera.
 * `sound.py`: sound to arrays of points.
 * `video.py`: frames of videos to pixels.

@@ -5,25 +5,21 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock.server.core.refs import ItemRef
 from penstock.server.media.families.family import Family, Pixels, identity_of
-from penstock.server.media.families.patch_families import QwenVl
 from penstock.server.media.families.processor_folder import FAMILIES, load_family
 from penstock.server.media.medium import Medium
 from penstock.server.media.picture import DECODERS, MAX_BYTES, MAX_PIXELS, Decoding
 from penstock.server.media.resize import load_kernel
-from penstock.server.media.video.clip_frames import BEYOND, ERROR, ClipWish
+from penstock.server.media.video.clip_frames import BEYOND, ClipWish
 from penstock.server.media.video.frame_counts import FrameCounts
 from penstock.server.media.video.video_frames import VideoFrames
+from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.parameters import (
     PATH,
@@ -35,39 +31,24 @@ from penstock.server.roles.parameters import (
     TrueOrFalse,
     declared,
 )
-from penstock.server.roles.processor import MediaProcessor
-from penstock.server.roles.processors.answer_finder import NOT_FOUND, UNMATCHED, AnswerFinder
-from penstock.server.roles.processors.chat import COLUMNS, NO_LOSS
-from penstock.server.roles.processors.conversation_layout import (
-    LaidConversation,
-    blocks,
-    each_block,
-    lay_tokens,
-    places,
+from penstock.server.roles.processors.answer_finder import UNMATCHED, AnswerFinder
+from penstock.server.roles.processors.conversation_columns import ConversationColumns
+from penstock.server.roles.processors.conversation_layout import LaidConversation
+from penstock.server.roles.processors.conversation_samples import ConversationSamples
+from penstock.server.roles.processors.conversation_tokens import ConversationTokens, TokenRules
+from penstock.server.roles.processors.frames_processor import (
+    ERROR,
+    ON_BROKEN_TAIL,
+    FramesProcessor,
 )
 from penstock.server.roles.processors.parts_template import PartsTemplate
-from penstock.server.roles.processors.picture_turns import (
-    PictureTurns,
-    PlacedPictures,
-    check_texts,
-    texts_of,
-    turn_of,
-    with_fake,
-)
-from penstock.server.roles.processors.shown_media import MediaShown, ShownMedium
-from penstock.server.roles.processors.tokenizer_file import no_column
+from penstock.server.roles.processors.picture_turns import PictureTurns, PlacedPictures
+from penstock.server.roles.processors.said_frames import first_said
+from penstock.server.roles.processors.shown_media import MediaShown, each_part
+from penstock.server.roles.processors.shown_parts import Clip, Picture, references_of
+from penstock.server.roles.processors.shown_pixels import ShownPixels
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.wire.errors import InvalidJob
-
-IMAGE_COLUMNS = ("images", "image")
-VIDEO_COLUMNS = ("videos", "video")
-
-VIDEO_PIXELS, VIDEO_GRIDS = "pixel_values_videos", "video_grid_thw"
-VIDEO_SECONDS = "second_per_grid_ts"
-"""What samples call what they have of videos, as transformers does."""
-
-OF_DECODERS = ("decoders", "decoder_bytes", "frame_bytes")
-"""Parameters that change no batch."""
 
 WHITE = (255, 255, 255)
 """What transparent pictures lie on: transformers' processors have no other."""
@@ -77,7 +58,7 @@ _MEASURED = "measured"
 
 
 @declared
-class ConversationProcessor(MediaProcessor):
+class ConversationProcessor(FramesProcessor):
     """Turn a conversation with pictures or videos into token ids and patches, for one family.
 
     Gives, for a conversation of t tokens and n pictures:
@@ -141,6 +122,9 @@ class ConversationProcessor(MediaProcessor):
         frames_beyond: What becomes of a number in `frame_indices` after the last frame. `error`:
             the item is a bad item. `last`: the last frame is shown, and the batch counts it under
             `clamped_frames`.
+        on_broken_tail: What becomes of a video that was cut off, and can be read up to there.
+            `error`: the item is a bad item. `keep`: the video has the frames up to there, and none
+            after a gap, and frames are chosen as if it were no longer.
         patches: `float32`: what the family's processor of transformers gives, to the bit, where it
             resizes by Pillow. `uint8`: the same before it is normalized, for a quarter of the bytes
             on the wire and in memory; `penstock.client.media.normalized` makes the rest.
@@ -195,7 +179,6 @@ class ConversationProcessor(MediaProcessor):
 
     type_name: ClassVar[str] = "conversation"
     version: ClassVar[int | str | None] = 2
-    uses_global_rng: ClassVar[bool] = False
     path_params: ClassVar[tuple[str, ...]] = ("tokenizer", "chat_template")
 
     tokenizer: Annotated[FilePath, OfType(PATH, "a path")]
@@ -210,6 +193,7 @@ class ConversationProcessor(MediaProcessor):
     min_frames: Annotated[int | None, AtLeast(1)] = None
     max_frames: Annotated[int | None, AtLeast(1)] = None
     frames_beyond: Annotated[str, OneOf(BEYOND)] = ERROR
+    on_broken_tail: Annotated[str, OneOf(ON_BROKEN_TAIL)] = ERROR
     patches: Annotated[str, OneOf(("float32", "uint8"))] = "float32"
     fake_image: Annotated[bool, TrueOrFalse()] = False
     answer_images: Annotated[str, OneOf(("text", "place"))] = "text"
@@ -236,9 +220,6 @@ class ConversationProcessor(MediaProcessor):
         folder = Path(self.tokenizer)
         self.folder = folder.parent if folder.name == "tokenizer.json" else folder
         self.template_file = None if self.chat_template is None else Path(self.chat_template)
-        self.columns = COLUMNS if self.column is None else (self.column,)
-        self.image_columns = IMAGE_COLUMNS if self.image_column is None else (self.image_column,)
-        self.video_columns = VIDEO_COLUMNS if self.video_column is None else (self.video_column,)
         if self.nframes is not None and self.fps is not None:
             raise InvalidJob("fps and nframes both say which frames: give one", key="nframes")
         least, most = self.min_frames, self.max_frames
@@ -247,7 +228,7 @@ class ConversationProcessor(MediaProcessor):
                 f"min_frames is {least}, and max_frames {most}: give a smaller one",
                 key="min_frames",
             )
-        self.turns = PictureTurns(
+        turns = PictureTurns(
             self.roles,
             self.tags,
             self.unknown_roles,
@@ -255,7 +236,12 @@ class ConversationProcessor(MediaProcessor):
             self.surplus_placeholders,
             self.unplaced_images,
         )
+        self._columns = ConversationColumns(
+            turns, self.column, self.image_column, self.video_column
+        )
         self.decoding = Decoding(self.decoder, WHITE, self.max_pixels, self.max_bytes)
+        self.frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes)
+        self.indexes = VideoIndexes()
         self._only_lengths = False
         self._loaded: _Loaded | None = None
         # Here it is the job's word, and not the class's: see `unanswered`.
@@ -273,16 +259,11 @@ class ConversationProcessor(MediaProcessor):
     @property
     def frame_counts(self) -> FrameCounts | None:
         """Return what was decoded so far in this process; None = of a family without video."""
-        loaded = self._load()
-        return loaded.media.counts if loaded.family.takes_video else None
+        return super().frame_counts if self._load().family.takes_video else None
 
     def most_video_bytes(self) -> int:
-        """Return what the bounds allow, as far as videos were seen."""
-        return self._load().media.most_bytes
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the parameters that decide bytes."""
-        return {name: v for name, v in super().parameters().items() if name not in OF_DECODERS}
+        """Return what the bounds allow, as far as videos were seen; of pictures alone nothing."""
+        return super().most_video_bytes() if self._load().family.takes_video else 0
 
     def content(self) -> dict[str, str]:
         """Return hashes of what decides tokens and pixels, after checking it.
@@ -313,19 +294,14 @@ class ConversationProcessor(MediaProcessor):
         Raises:
             InvalidJob: Names the columns that there are.
         """
-        if self.keeps(ConversationProcessor, "process", "conversation") and not any(
-            name in columns for name in self.columns
-        ):
-            raise no_column(self.columns[0], columns)
+        if self.keeps(ConversationProcessor, "process", "conversation"):
+            self._columns.check(columns)
 
     def keys_of_samples(self, columns: Mapping[str, str] | None) -> Sequence[str] | None:
         """Return the keys that samples have, unless a subclass makes other ones."""
         if not self.keeps(ConversationProcessor, "process"):
             return None
-        family = self._load().family
-        keys = ["input_ids", "labels", "token_mask", "pad_token_id", "pixel_values"]
-        keys += ["position_ids"] * family.has_rope + ["image_grid_thw"] * family.has_grids
-        return keys + ["attention_mask"] * self.fake_image + ["pixel_norm"] * self._is_raw
+        return self._load().samples.keys
 
     def conversation(self, raw: RawItem) -> RawItem:
         """Return an item as a conversation: for a subclass, where items of a corpus are none.
@@ -336,15 +312,41 @@ class ConversationProcessor(MediaProcessor):
         return raw
 
     def references(self, raw: RawItem) -> Sequence[Any]:
-        """Return the pictures of a conversation, in the order in which it shows them.
+        """Return the pictures and videos of a conversation, in the order in which it shows them.
 
         Raises:
             InvalidJob: The item has no such column.
             TypeError, ValueError: It holds no conversation, or one that the job refuses.
         """
-        placed = self._placed(raw, None)
-        pictures = () if placed is None else placed.pictures
-        return [each for picture in pictures for each in picture.references]
+        return references_of(self._parts(raw))
+
+    def parts_read(
+        self, raw: RawItem, media: Sequence[Medium], *, for_size: bool
+    ) -> Sequence[Sequence[tuple[int, int]] | None]:
+        """Return where the frames lie that videos show, as far as these have an index.
+
+        Pictures are read whole.
+        """
+        if not self.keeps(ConversationProcessor, "references"):
+            return super().parts_read(raw, media, for_size=for_size)
+        return self._load().media.parts(self._parts(raw), media, for_size=for_size)
+
+    def begins(self, raw: RawItem, media: Sequence[Medium]) -> tuple[str, float]:
+        """Return the first video that is a file, and the first of its frames that is shown."""
+        knows = media and self._load().family.takes_video
+        if knows and self.keeps(ConversationProcessor, "references"):
+            for part, own in each_part(self._parts(raw), media):
+                if isinstance(part, Clip) and not part.is_listed:
+                    return own[0].name, first_said(part.said)
+        return "", 0.0
+
+    def gains_together(self) -> bool:
+        """Tell that conversations do not, unless a subclass says how.
+
+        Only those that show the same video do, and the room in which a lane makes samples ahead
+        has place for few with videos.
+        """
+        return not self.keeps(ConversationProcessor, "process_batch")
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample | None:
         """Return the sample of a conversation, or None if there is nothing to learn in it.
@@ -361,7 +363,7 @@ class ConversationProcessor(MediaProcessor):
             return None
         if self._only_lengths:
             return {"input_ids": range(int(laid.widths.sum())), _MEASURED: laid.measured()}
-        return self._sample(laid)
+        return self._load().samples.make(laid)
 
     def size(self, raw: RawItem, media: Sequence[Medium] = ()) -> SampleSizes | None:
         """Return the tokens of a conversation, and what else it counts, from headers alone."""
@@ -375,23 +377,7 @@ class ConversationProcessor(MediaProcessor):
         if (measured := sample.get(_MEASURED)) is not None:
             found: Sequence[int] = measured
             return found
-        family = self._load().family
-        tokens = int(np.count_nonzero(sample["input_ids"] == family.image_id))
-        if not family.has_grids:
-            images = len(sample["pixel_values"])
-            each = family.size(1, 1)
-            return tokens, images, 0, images * each.patches, images * each.pixels
-        side = family.settings["patch_size"]
-        grids = sample["image_grid_thw"]
-        patches = len(sample["pixel_values"])
-        pixels = patches * side**2
-        videos = sample.get(VIDEO_GRIDS, ())
-        if len(videos):
-            tokens += int(np.count_nonzero(sample["input_ids"] == family.video_id))
-            of_videos = len(sample[VIDEO_PIXELS])
-            patches += of_videos
-            pixels += of_videos * side**2 * family.settings["temporal_patch_size"]
-        return tokens, len(grids), len(videos), patches, pixels
+        return self._load().samples.counts(sample)
 
     def for_lengths(self, key: str) -> ConversationProcessor:
         """Return one that reads headers of pictures and decodes none."""
@@ -418,17 +404,7 @@ class ConversationProcessor(MediaProcessor):
         """Return a white picture that attention does not see, or padding where none fits."""
         if not self.keeps(ConversationProcessor, "process", "process_batch"):
             return super().stand_in(empty, most)
-        loaded = self._load()
-        family, pad = loaded.family, loaded.template.pad_id
-        opening, closing = family.around_ids or (pad, pad)
-        fake = loaded.media.fake()
-        laid = lay_tokens(family, [opening, family.image_id, closing], [fake], is_fake=True)
-        if most is not None and laid.widths.sum() > most:
-            laid = lay_tokens(family, [pad], [], is_fake=True)
-        laid.hidden[:] = True
-        sample = self._sample(laid._replace(noted={"fake_images": 1}))
-        del sample["noted"]
-        return sample
+        return self._load().samples.stand_in(most)
 
     def pictures(self, sample: Sample) -> list[Pixels]:
         """Return the pictures of a sample as they were resized, then the frames of its videos.
@@ -436,29 +412,7 @@ class ConversationProcessor(MediaProcessor):
         Raises:
             InvalidJob: The folder makes no family (see `setup`).
         """
-        family, pixels = self._load().family, np.asarray(sample["pixel_values"])
-        grids = sample.get("image_grid_thw")
-        of_each = [1] * len(pixels) if grids is None else np.prod(grids, axis=1).tolist()
-        found, end = [], 0
-        for number, count in enumerate(of_each):
-            start, end = end, end + count
-            part = pixels[start:end]
-            levels = part if part.dtype == np.uint8 else family.levels(part)
-            grid = None if grids is None else np.asarray(grids)[number].tolist()
-            found.append(family.picture(levels, grid))
-        if isinstance(family, QwenVl):
-            found += self._frames_of(sample, family)
-        return found
-
-    def _frames_of(self, sample: Sample, family: QwenVl) -> list[Pixels]:
-        """Return the frames of the videos of a sample."""
-        found, end = [], 0
-        for grid in np.asarray(sample.get(VIDEO_GRIDS, ())).tolist():
-            start, end = end, end + math.prod(grid)
-            part = np.asarray(sample[VIDEO_PIXELS])[start:end]
-            levels = part if part.dtype == np.uint8 else family.levels(part)
-            found += [*family.clips.frames(levels, grid)]
-        return found
+        return self._load().samples.pictures(sample)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special ones included.
@@ -470,18 +424,24 @@ class ConversationProcessor(MediaProcessor):
         tokenizer = self._load().template.tokenizer
         return str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    @property
-    def _is_raw(self) -> bool:
-        return self.patches == "uint8"
-
     def _load(self) -> _Loaded:
         if self._loaded is None:
             template = PartsTemplate(self.folder, self.template_file, self.template_args)
             family = load_family(self.folder, self.family, self.settings, self.kernel)
             family.find_tokens(template.tokenizer.token_to_id)
             template.check(family.image_token, family.image_id)
+            media = self._media(template, family)
             finder = AnswerFinder(template, self.unmatched, self.folder)
-            self._loaded = _Loaded(template, family, finder, self._media(template, family))
+            rules = TokenRules(self.fake_image, self.unanswered, self.overlong, self.max_length)
+            samples = ConversationSamples(
+                family,
+                ShownPixels(family, self.decoding, self.frames, self.indexes),
+                template.pad_id,
+                has_fakes=self.fake_image,
+                is_raw=self.patches == "uint8",
+            )
+            tokens = ConversationTokens(template, family, finder, media, rules)
+            self._loaded = _Loaded(template, family, media, tokens, samples)
         return self._loaded
 
     def _media(self, template: PartsTemplate, family: Family) -> MediaShown:
@@ -493,201 +453,39 @@ class ConversationProcessor(MediaProcessor):
             max_frames=self.max_frames or said.get("max_frames", ClipWish.max_frames),
             beyond=self.frames_beyond,
         )
-        frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes)
-        return MediaShown(family, self.decoding, wish, self.fps, frames, template.ids)
+        return MediaShown(
+            family,
+            self.decoding,
+            wish,
+            self.fps,
+            self.on_broken_tail,
+            self.frames,
+            self.indexes,
+            template.ids,
+        )
+
+    def _parts(self, raw: RawItem) -> Sequence[Picture]:
+        """Return the pictures and videos of an item, in the order in which it shows them."""
+        placed = self._placed(raw, None)
+        return () if placed is None else placed.pictures
 
     def _placed(self, raw: RawItem, item: ItemRef | None) -> PlacedPictures | None:
         """Return the conversation of an item; None = there is none."""
-        images, videos, raw = None, None, self.conversation(raw)
-        if isinstance(raw, Mapping):
-            name = next((name for name in self.columns if name in raw), None)
-            if name is None:
-                raise no_column(self.columns[0], raw, item)
-            images = next((raw[name] for name in self.image_columns if name in raw), None)
-            videos = next((raw[name] for name in self.video_columns if name in raw), None)
-            raw = raw[name]
-        return None if raw is None else self.turns.placed(raw, images, videos)
+        return self._columns.placed(self.conversation(raw), item)
 
     def _lay(
         self, raw: RawItem, media: Sequence[Medium], item: ItemRef | None
     ) -> LaidConversation | str:
         """Return a conversation's tokens, or the reason for which it is filtered."""
         loaded = self._load()
-        family = loaded.family
-        placed = self._placed(raw, item)
-        if placed is None:
-            return self._unanswered("null", "the item has no conversation: it is null")
-        tokens = (family.image_token, family.video_token)
-        check_texts(placed.messages, [token for token in tokens if token is not None])
-        loaded.media.check(placed.pictures)
-        if not any(message["role"] == "assistant" for message in placed.messages):
-            return self._unanswered("no answer", "the conversation has no answer")
-        if self.fake_image and not placed.pictures:
-            return self._lay_fake(placed)
-        shown = loaded.media.sized(placed.pictures, media)
-        if clamped := sum(each.clip.clamped for each in shown if each.clip is not None):
-            placed = placed._replace(noted={**placed.noted, "clamped_frames": clamped})
-        return self._lay_placed(placed, shown, is_fake=False)
-
-    def _lay_fake(self, placed: PlacedPictures) -> LaidConversation | str:
-        """Return the tokens of a conversation without pictures, with a fake one."""
-        return self._lay_placed(with_fake(placed), [self._load().media.fake()], is_fake=True)
-
-    def _lay_placed(
-        self, placed: PlacedPictures, shown: list[ShownMedium], *, is_fake: bool
-    ) -> LaidConversation | str:
-        template, family, finder, _ = self._load()
-        answers = sum(message["role"] == "assistant" for message in placed.messages)
-        written = template.write(placed.messages)
-        tokens = template.tokens(written.text)
-        found = finder.find(texts_of(placed.messages), written, tokens, answers)
-        if found is None:
-            return NOT_FOUND
-        laid = lay_tokens(family, tokens.ids, shown, is_fake)
-        for start, stop in found.spans:
-            laid.learned[start:stop] = True
-        laid.learned[blocks(family, laid.ids)] = False
-        noted = {"searched_answers": answers} if found.searched else {}
-        laid = laid._replace(noted={**placed.noted, **noted})
-        return self._shortened(laid, placed)
-
-    def _unanswered(self, reason: str, said: str) -> str:
-        if self.unanswered == "error":
-            raise ValueError(f"{said}; set unanswered: drop to leave such items out")
-        return reason
-
-    def _shortened(self, laid: LaidConversation, placed: PlacedPictures) -> LaidConversation | str:
-        """Return what of a conversation is within `max_length`, or why it is filtered."""
-        length = int(laid.widths.sum())
-        most = self.max_length
-        if most is not None and length > most:
-            if self.overlong == "error":
-                raise ValueError(
-                    f"the conversation has {length} tokens, and max_length is {most}; raise it, or "
-                    "set overlong to drop or truncate"
-                )
-            if self.overlong == "drop":
-                return "overlong"
-            cut = self._truncated(laid, placed, most)
-            if cut is None or not cut.learned.any():
-                return "overlong"
-            return cut if cut.shown or not self.fake_image else self._without(placed, cut)
-        if not laid.learned.any():
-            return self._unanswered("no answer", "the conversation has no answer to learn")
-        return laid
-
-    def _truncated(
-        self, laid: LaidConversation, placed: PlacedPictures, most: int
-    ) -> LaidConversation | None:
-        """Return a conversation cut on the right; None = its turns cannot be told apart."""
-        family = self._load().family
-        ends = np.cumsum(laid.widths)
-        keep = int(np.searchsorted(ends, most, side="right"))
-        noted = dict(laid.noted)
-        for (start, stop), picture in zip(
-            each_block(family, laid.ids), placed.pictures, strict=True
-        ):
-            if ends[start] - laid.widths[start] < most < ends[stop - 1]:
-                turn = turn_of(placed.messages, picture)
-                begin = self._begin(placed, turn, laid.ids)
-                if begin is None:
-                    return None
-                keep = begin
-                noted["dropped_turns"] = len(placed.messages) - turn
-                break
-        kept = int(np.count_nonzero(places(family, laid.ids[:keep])))
-        videos = sum(each.clip is not None for each in laid.shown[kept:])
-        if images := len(laid.shown) - kept - videos:
-            noted["dropped_images"] = images
-        if videos:
-            noted["dropped_videos"] = videos
-        return LaidConversation(
-            laid.ids[:keep],
-            laid.widths[:keep],
-            laid.learned[:keep],
-            laid.hidden[:keep],
-            laid.shown[:kept],
-            noted,
-        )
-
-    def _without(self, placed: PlacedPictures, cut: LaidConversation) -> LaidConversation | str:
-        """Return a conversation that a cut left no picture, with a fake one; or why there is none.
-
-        What is left are the turns before that of its first picture.
-        """
-        if "fake_images" in cut.noted:
-            return "overlong"  # the cut went through the fake picture, and no other is smaller
-        turn = turn_of(placed.messages, placed.pictures[0])
-        left = placed.messages[:turn]
-        if not any(message["role"] == "assistant" for message in left):
-            return "overlong"
-        return self._lay_fake(PlacedPictures(left, [], cut.noted))
-
-    def _begin(self, placed: PlacedPictures, turn: int, ids: npt.NDArray[np.int32]) -> int | None:
-        """Return the token at which a turn begins; None = the template writes it otherwise alone.
-
-        The turns before it, written alone, are what the whole begins with in most templates.
-        """
-        if not turn:
-            return None
-        template = self._load().template
-        try:
-            before = template.ids(template.write(placed.messages[:turn]).text)
-        except ValueError:
-            return None
-        return len(before) if before == ids[: len(before)].tolist() else None
-
-    def _sample(self, laid: LaidConversation) -> Sample:
-        template, family, _, media = self._load()
-        input_ids = laid.input_ids(family)
-        learned = np.repeat(laid.learned, laid.widths)
-        sample: Sample = {
-            "input_ids": input_ids,
-            "labels": np.where(learned, input_ids, np.int32(NO_LOSS)),
-            "token_mask": learned,
-            "pad_token_id": template.pad_id,
-        }
-        seen = None
-        if self.fake_image:
-            seen = np.repeat(~laid.hidden, laid.widths)
-            sample["attention_mask"] = seen
-        if isinstance(family, QwenVl):
-            sample["position_ids"] = laid.positions(family, seen)
-        pictures = media.pictures(laid.shown)
-        empty = np.zeros((0, *family.shape()), np.uint8)
-        patches = np.concatenate(pictures) if len(pictures) > 1 else [*pictures, empty][0]
-        sample["pixel_values"] = patches if self._is_raw else family.values(patches)
-        if family.has_grids:
-            grids = [each.size.grid for each in laid.shown if each.clip is None]
-            sample["image_grid_thw"] = np.array(grids, dtype=np.int64).reshape(-1, 3)
-        if isinstance(family, QwenVl) and (videos := media.videos(laid.shown)):
-            sample |= self._video_values(laid.shown, videos, family)
-        if self._is_raw:
-            sample["pixel_norm"] = family.norm()
-        if laid.noted:
-            sample["noted"] = laid.noted
-        return sample
-
-    def _video_values(
-        self, all_shown: Sequence[ShownMedium], videos: list[Pixels], family: QwenVl
-    ) -> Sample:
-        """Return what a sample has of its videos."""
-        patches = np.concatenate(videos) if len(videos) > 1 else videos[0]
-        clips = [each for each in all_shown if each.clip is not None]
-        found: Sample = {
-            VIDEO_PIXELS: patches if self._is_raw else family.clip_values(patches),
-            VIDEO_GRIDS: np.array([each.size.grid for each in clips], dtype=np.int64),
-        }
-        if family.has_clip_seconds:
-            seconds = [family.clips.seconds(each.clip.fps) for each in clips if each.clip]
-            found[VIDEO_SECONDS] = np.array(seconds, dtype=np.float32)
-        return found
+        return loaded.tokens.lay(self._placed(raw, item), media)
 
 
 class _Loaded(NamedTuple):
-    """What a folder holds."""
+    """What a folder holds, and what is made of that."""
 
     template: PartsTemplate
     family: Family
-    finder: AnswerFinder
     media: MediaShown
+    tokens: ConversationTokens
+    samples: ConversationSamples

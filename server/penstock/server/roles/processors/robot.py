@@ -15,14 +15,14 @@ from penstock.server.media.image_header import parse_header
 from penstock.server.media.medium import Medium
 from penstock.server.media.picture import Decoding
 from penstock.server.media.video.frame_arrays import planes_of, rgb24_of
-from penstock.server.media.video.frame_counts import FrameCounts
-from penstock.server.media.video.read_spans import spans_of
+from penstock.server.media.video.parts_ahead import parts_ahead
 from penstock.server.media.video.video_decoders import PYAV, VIDEO_DECODERS, load_decoder
 from penstock.server.media.video.video_frames import VideoFrames
+from penstock.server.media.video.video_index import VideoIndex
 from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.parameters import AtLeast, OneOf, declared
-from penstock.server.roles.processor import MediaProcessor
+from penstock.server.roles.processors.frames_processor import FramesProcessor
 from penstock.server.roles.processors.video import PIXELS, RGB24, check_decoder
 from penstock.server.roles.samples import RawItem, Sample
 from penstock.server.roles.source import Source
@@ -51,7 +51,7 @@ class CameraView(NamedTuple):
 
 
 @declared
-class RobotProcessor(MediaProcessor):
+class RobotProcessor(FramesProcessor):
     """Decode what cameras show: uint8 (height, width, 3), RGB, or (T, height, width, 3) of windows.
 
     For items of the source `lerobot`: all their other keys go into the sample as they are. Frames
@@ -76,9 +76,6 @@ class RobotProcessor(MediaProcessor):
         max_pixels: The most pixels of a picture that lies in the table; one with more is a bad
             item.
 
-    Attributes:
-        frames: The open videos of this process.
-
     Raises:
         InvalidJob: A parameter makes no sense.
     """
@@ -86,7 +83,6 @@ class RobotProcessor(MediaProcessor):
     type_name: ClassVar[str] = "robot"
     version: ClassVar[int | str | None] = 1
     one_to_one: ClassVar[bool] = True
-    uses_global_rng: ClassVar[bool] = False
     reads_whole: ClassVar[bool] = False
 
     _: KW_ONLY
@@ -111,13 +107,8 @@ class RobotProcessor(MediaProcessor):
             )
         check_decoder(self.decoder, self.pixels)
         self.frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes, self.decoder)
-        self._indexes = VideoIndexes()
+        self.indexes = VideoIndexes()
         self._pictures = Decoding("jpeg", (255, 255, 255), self.max_pixels, 4 * self.max_pixels)
-
-    @property
-    def frame_counts(self) -> FrameCounts:
-        """Return what was decoded so far in this process, and what for."""
-        return self.frames.counts
 
     def least_sample_bytes(self, source: Source) -> int:
         """Return what the pixels of cameras take whose shape the source declares."""
@@ -126,15 +117,6 @@ class RobotProcessor(MediaProcessor):
             count for name, count in shown.items() if self.cameras is None or name in self.cameras
         )
         return 3 * pixels if self.pixels == RGB24 else 3 * pixels // 2
-
-    def most_video_bytes(self) -> int:
-        """Return what the bounds allow, as far as videos were seen."""
-        return self.frames.most_bytes
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the parameters that decide bytes."""
-        bounds = ("decoders", "decoder_bytes", "frame_bytes")
-        return {name: v for name, v in super().parameters().items() if name not in bounds}
 
     def check_identity(self) -> None:
         """Refuse a job where its decoder is missing, before any worker starts.
@@ -209,25 +191,35 @@ class RobotProcessor(MediaProcessor):
     def parts_read(
         self, raw: RawItem, media: Sequence[Medium], *, for_size: bool
     ) -> Sequence[Sequence[tuple[int, int]] | None]:
-        """Return where the frames lie that cameras show, as far as their videos have an index.
-
-        A video without one is read whole, to make it.
-        """
+        """Return where the frames lie that cameras show, as far as their videos have an index."""
         found: list[Sequence[tuple[int, int]] | None] = []
         own = iter(media)
         for each in self._shown(raw):
-            found += [self._parts(each, next(own)) for _ in each.references]
+            found += [self._parts(each, next(own), for_size) for _ in each.references]
         return found
 
-    def _parts(self, each: CameraView, medium: Medium) -> Sequence[tuple[int, int]] | None:
-        size, version = medium.known()
-        if each.times is None or not version:
+    def _parts(
+        self, each: CameraView, medium: Medium, for_size: bool
+    ) -> Sequence[tuple[int, int]] | None:
+        if (times := each.times) is None:
             return None
-        if (index := self._indexes.look(medium)) is None:
-            return [(0, size)]
-        numbers = [index.number_at(time_s, self.tolerance_s) for time_s in each.times]
-        lacking = self.frames.lacks(medium, index, numbers)
-        return spans_of(index, lacking, size) if lacking else ()
+
+        def numbers(index: VideoIndex) -> list[int]:
+            return self._numbers(times, index)
+
+        return parts_ahead(medium, self.indexes, self.frames, numbers, for_size=for_size)
+
+    def _numbers(self, times: Sequence[float], index: VideoIndex) -> list[int]:
+        return [index.number_at(time_s, self.tolerance_s) for time_s in times]
+
+    def begins(self, raw: RawItem, media: Sequence[Medium]) -> tuple[str, float]:
+        """Return the video of the first camera that has one, and its first time in it."""
+        own = iter(media)
+        for each in self._shown(raw):
+            shown = [next(own) for _ in each.references]
+            if each.times is not None:
+                return shown[0].name, min(each.times)
+        return "", 0.0
 
     # --- pixels ---
 
@@ -256,8 +248,8 @@ class RobotProcessor(MediaProcessor):
             return {each.camera: _joined(each, [self._picture(medium) for medium in media])}
         [medium] = media
         try:
-            index = self._indexes.of(medium)
-            numbers = [index.number_at(time_s, self.tolerance_s) for time_s in each.times]
+            index = self.indexes.of(medium)
+            numbers = self._numbers(each.times, index)
             frames = self.frames.frames(medium, index, numbers)
             if self.pixels == RGB24:
                 shown = {"": rgb24_of(frames, index.height, index.width, self.frames.pixels)}
@@ -266,24 +258,6 @@ class RobotProcessor(MediaProcessor):
         except BadVideo as error:
             raise BadVideo(f"{medium.name}, {each.camera}, {each.where}: {error}") from error
         return {each.camera + end: _joined(each, pixels) for end, pixels in shown.items()}
-
-    def process_batch(
-        self, raws: Sequence[RawItem], contexts: Sequence[ProcessContext]
-    ) -> list[Sample | Sequence[Sample] | None]:
-        """Return what `process` gives for each; items go in the order of their files and times.
-
-        So a video is decoded in one pass, whatever the order of draws.
-        """
-        found: list[Sample | Sequence[Sample] | None] = [None] * len(raws)
-        for at in sorted(range(len(raws)), key=lambda at: self._place(raws[at])):
-            found[at] = self.process(raws[at], contexts[at])
-        return found
-
-    def _place(self, raw: RawItem) -> tuple[str, float]:
-        for each in self._shown(raw):
-            if each.times is not None:
-                return str(each.references[0].get("path")), min(each.times)
-        return "", 0.0
 
     def _picture(self, medium: Medium) -> np.ndarray:
         data = medium.read()

@@ -1,38 +1,24 @@
-"""What a conversation's pictures and videos become: sizes from headers, then pixels."""
+"""What a conversation's pictures and videos become: sizes, from headers and indexes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from penstock.server.core.shown import shown
 from penstock.server.media.bad_video import BadVideo
-from penstock.server.media.families.family import FAKE_SIDE, Family, PictureSize, Pixels
+from penstock.server.media.families.family import FAKE_SIDE, Family, PictureSize
 from penstock.server.media.families.patch_families import QwenVl
-from penstock.server.media.geometry import Extent
 from penstock.server.media.image_header import read_header
-from penstock.server.media.media_cpu import CONVERT, spending
 from penstock.server.media.medium import Medium
 from penstock.server.media.picture import Decoding
-from penstock.server.media.video.clip_frames import (
-    ClipFrames,
-    ClipWish,
-    clip_of_file,
-    clip_of_pictures,
-)
-from penstock.server.media.video.frame_counts import FrameCounts
-from penstock.server.media.video.video_frames import VideoFrames, video_key
+from penstock.server.media.video.clip_frames import ClipFrames, ClipWish, clip_of_pictures
+from penstock.server.media.video.parts_ahead import parts_ahead
+from penstock.server.media.video.video_frames import VideoFrames
+from penstock.server.media.video.video_index import VideoIndex
 from penstock.server.media.video.video_indexes import VideoIndexes
+from penstock.server.roles.processors.frames_processor import check_tail
+from penstock.server.roles.processors.said_frames import clip_said, fps_said
 from penstock.server.roles.processors.shown_parts import Clip, Picture
-
-AT_ONCE = 8
-"""Frames that are decoded before they are resized: what is held of a long video."""
-
-_SAID = ("frame_indices", "nframes", "fps", "min_frames", "max_frames")
-"""What the data may say of a video: which frames are shown."""
 
 
 class ShownMedium(NamedTuple):
@@ -74,15 +60,17 @@ class ShownMedium(NamedTuple):
 
 
 class MediaShown:
-    """Knows what pictures and videos become for a family, and makes it; for one thread at a time.
+    """Knows what pictures and videos become for a family; for one thread at a time.
 
     Args:
         family: The family.
-        decoding: How pictures are decoded, and how large they may be; frames of videos, too.
+        decoding: How large pictures may be; frames of videos, too.
         wish: Which frames of a video are shown where the data do not say it.
         listed_fps: How many pictures of a list were taken in a second, where the data do not say
             it; None = they have to.
+        on_broken_tail: `error` or `keep`: what becomes of a video whose end is missing.
         frames: The open videos.
+        indexes: The indexes of videos.
         ids: Gives the tokens of a text.
     """
 
@@ -92,23 +80,14 @@ class MediaShown:
         decoding: Decoding,
         wish: ClipWish,
         listed_fps: float | None,
+        on_broken_tail: str,
         frames: VideoFrames,
+        indexes: VideoIndexes,
         ids: Callable[[str], list[int]],
     ) -> None:
         self._family, self._decoding = family, decoding
-        self._wish, self._listed_fps = wish, listed_fps
-        self._frames, self._ids = frames, ids
-        self._indexes = VideoIndexes()
-
-    @property
-    def counts(self) -> FrameCounts:
-        """Return what was decoded of videos so far, and what for."""
-        return self._frames.counts
-
-    @property
-    def most_bytes(self) -> int:
-        """Return how much memory open videos and decoded frames may take, in bytes."""
-        return self._frames.most_bytes if self._family.takes_video else 0
+        self._wish, self._listed_fps, self._on_broken_tail = wish, listed_fps, on_broken_tail
+        self._frames, self._indexes, self._ids = frames, indexes, ids
 
     def check(self, parts: Sequence[Picture]) -> None:
         """Refuse videos of a family that takes none, or of a folder that lacks what they need.
@@ -147,65 +126,47 @@ class MediaShown:
         Raises:
             ValueError: One cannot be, or not as the data say.
         """
-        found, at = [], 0
-        for part in parts:
-            count = len(part.references)
-            own, at = media[at : at + count], at + count
-            found.append(self._clip(part, own) if isinstance(part, Clip) else self._picture(own))
-        return found
-
-    def fake(self) -> ShownMedium:
-        """Return a white picture."""
-        return ShownMedium(self._family.size(FAKE_SIDE, FAKE_SIDE), ())
-
-    def pictures(self, all_shown: Sequence[ShownMedium]) -> list[Pixels]:
-        """Return the patches of the pictures among a conversation's media.
-
-        Raises:
-            ValueError: One is damaged.
-        """
         return [
-            self._family.patches(self._decoded(*each.media) if each.media else _white())
-            for each in all_shown
-            if each.clip is None
+            self._clip(part, own) if isinstance(part, Clip) else self._picture(own)
+            for part, own in each_part(parts, media)
         ]
 
-    def videos(self, all_shown: Sequence[ShownMedium]) -> list[Pixels]:
-        """Return the patches of the videos among a conversation's media.
+    def parts(
+        self, parts: Sequence[Picture], media: Sequence[Medium], *, for_size: bool
+    ) -> list[Sequence[tuple[int, int]] | None]:
+        """Return what of each medium is fetched ahead: of videos parts, all of pictures.
 
-        A file that is shown several times is decoded once.
+        Args:
+            parts: As the conversation has them.
+            media: Of all parts, in their order.
+            for_size: No pixels are needed.
 
         Raises:
-            ValueError: One is damaged.
+            BadVideo: A video cannot have the frames that are wanted of it.
         """
-        clips = [(each, each.clip) for each in all_shown if each.clip is not None]
-        frames: list[Pixels] = [
-            np.empty((len(clip.numbers), *self._extent(each), 3), np.uint8) for each, clip in clips
-        ]
-        files: dict[str, list[int]] = {}
-        for place, (each, clip) in enumerate(clips):
-            if each.is_listed:
-                for at, number in enumerate(clip.numbers):
-                    frames[place][at] = self._listed_frame(each, number)
-                continue
-            [medium] = each.media
-            key = video_key(medium, self._indexes.of(medium))
-            files.setdefault(key, []).append(place)
-        for places in files.values():
-            [medium] = clips[places[0]][0].media
-            self._fill(medium, [(clips[place][1], frames[place]) for place in places])
-        found = []
-        for place in range(len(frames)):
-            found.append(self._qwen.clips.patches(frames[place]))
-            frames[place] = np.empty(0, np.uint8)  # a long video is not held in both forms
+        found: list[Sequence[tuple[int, int]] | None] = []
+        for part, own in each_part(parts, media):
+            if isinstance(part, Clip) and not part.is_listed:
+                found.append(self._parts_of(part, *own, for_size=for_size))
+            else:
+                found += [None] * len(own)
         return found
+
+    def _parts_of(
+        self, part: Clip, medium: Medium, *, for_size: bool
+    ) -> Sequence[tuple[int, int]] | None:
+        if not self._family.takes_video:
+            return ()
+
+        def numbers(index: VideoIndex) -> Sequence[int]:
+            return self._clip_of(part, index).numbers
+
+        return parts_ahead(medium, self._indexes, self._frames, numbers, for_size=for_size)
 
     @property
     def _qwen(self) -> QwenVl:
         assert isinstance(self._family, QwenVl)
         return self._family
-
-    # --- sizes ---
 
     def _picture(self, media: Sequence[Medium]) -> ShownMedium:
         width, height = self._sides(*media)
@@ -236,13 +197,7 @@ class MediaShown:
     def _listed_clip(
         self, part: Clip, media: Sequence[Medium]
     ) -> tuple[tuple[int, int], ClipFrames]:
-        said = _checked(part.said, ("fps",))
-        fps = said.get("fps", self._listed_fps)
-        if fps is None:
-            raise BadVideo(
-                "it is a list of pictures, and nothing says how many were taken in a second: say "
-                "fps beside the list, or as a parameter of the processor"
-            )
+        fps = fps_said(part.said, self._listed_fps)
         sides = self._sides(media[0])
         for medium in media[1:]:
             if (other := self._sides(medium)) != sides:
@@ -253,23 +208,17 @@ class MediaShown:
         return sides, clip_of_pictures(len(media), fps, self._qwen.clips.temporal)
 
     def _file_clip(self, part: Clip, medium: Medium) -> tuple[tuple[int, int], ClipFrames]:
-        said = _checked(part.said, _SAID)
-        ways = [name for name in _SAID[:3] if name in said]
-        if len(ways) > 1:
-            raise BadVideo(f"{ways[0]} and {ways[1]} both say which of its frames: give one")
         index = self._indexes.of(medium)
-        if index.broken:
-            raise BadVideo(index.broken)
+        check_tail(index, self._on_broken_tail)
         if index.width * index.height > self._decoding.max_pixels:
             raise BadVideo(
                 f"its frames have {index.width} x {index.height} pixels, and max_pixels is "
                 f"{self._decoding.max_pixels:,}"
             )
-        wish = self._wish
-        if "fps" in said:
-            wish = replace(wish, nframes=None)
-        clip = clip_of_file(index, replace(wish, **said), self._qwen.clips.temporal)
-        return (index.width, index.height), clip
+        return (index.width, index.height), self._clip_of(part, index)
+
+    def _clip_of(self, part: Clip, index: VideoIndex) -> ClipFrames:
+        return clip_said(part.said, index, self._wish, self._qwen.clips.temporal)
 
     def _texts(self, clip: ClipFrames) -> tuple[tuple[int, ...], ...] | None:
         """Return what stands before each temporal patch: the mean of its first and last time."""
@@ -281,84 +230,18 @@ class MediaShown:
             for at in range(0, len(times), step)
         )
 
-    # --- pixels ---
 
-    def _fill(self, medium: Medium, wanted: Sequence[tuple[ClipFrames, Pixels]]) -> None:
-        """Decode the frames of one file, and resize them into each array that wants them."""
-        index = self._indexes.of(medium)
-        uses: dict[int, list[tuple[Pixels, int]]] = {}
-        for clip, frames in wanted:
-            for at, number in enumerate(clip.numbers):
-                uses.setdefault(number, []).append((frames, at))
-        numbers = sorted(uses)
-        try:
-            for begin in range(0, len(numbers), AT_ONCE):
-                some = self._frames.frames(medium, index, numbers[begin : begin + AT_ONCE])
-                with spending(CONVERT):
-                    for frame in some:
-                        self._resize_into(uses[frame.number], frame.rgb24())
-        except BadVideo as error:
-            raise BadVideo(f"{medium.name}: {error}") from error
-
-    def _resize_into(self, places: Sequence[tuple[Pixels, int]], pixels: Pixels) -> None:
-        """Resize a frame into each array that wants it, once for each shape."""
-        made: dict[tuple[int, ...], Pixels] = {}
-        for frames, at in places:
-            shape = frames.shape[1:3]
-            if shape not in made:
-                made[shape] = self._family.resized(pixels, *shape)
-            frames[at] = made[shape]
-
-    def _listed_frame(self, each: ShownMedium, number: int) -> Pixels:
-        return self._family.resized(self._decoded(each.media[number]), *self._extent(each))
-
-    def _extent(self, each: ShownMedium) -> Extent:
-        assert each.size.grid is not None
-        patch = self._family.settings["patch_size"]
-        return Extent(each.size.grid[1] * patch, each.size.grid[2] * patch)
-
-    def _decoded(self, medium: Medium) -> Pixels:
-        return self._decoding.decode(medium.read(), read_header(medium), medium.name)
+def fake_picture(family: Family) -> ShownMedium:
+    """Return a white picture, which nothing holds."""
+    return ShownMedium(family.size(FAKE_SIDE, FAKE_SIDE), ())
 
 
-def _checked(said: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    """Return what the data say of a video, each in the type that it has.
-
-    Raises:
-        BadVideo: One is not known, or makes no sense.
-    """
-    found: dict[str, Any] = {}
-    for name, value in said.items():
-        if name not in known:
-            raise BadVideo(
-                f"{name} is said of it, and known is {', '.join(known)}: leave it out of the data"
-            )
-        if name == "frame_indices":
-            listed = value.tolist() if isinstance(value, np.ndarray) else value
-            if (
-                not isinstance(listed, list | tuple)
-                or not listed
-                or not all(_is_whole(each) and each >= 0 for each in listed)
-            ):
-                raise BadVideo(
-                    f"its frame_indices is {shown(value)}: give a list of whole numbers from 0"
-                )
-            found[name] = tuple(int(each) for each in listed)
-        elif name == "fps":
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not 0 < value <= 1000:
-                raise BadVideo(f"its fps is {shown(value)}: give a number above 0 to 1000")
-            found[name] = float(value)
-        else:
-            if not _is_whole(value) or value < 1:
-                raise BadVideo(f"its {name} is {shown(value)}: give a whole number from 1")
-            found[name] = int(value)
-    return found
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _white() -> Pixels:
-    return np.full((FAKE_SIDE, FAKE_SIDE, 3), 255, np.uint8)
+def each_part(
+    parts: Sequence[Picture], media: Sequence[Medium]
+) -> Iterator[tuple[Picture, Sequence[Medium]]]:
+    """Yield each picture and video with its media, of which a list of pictures has several."""
+    at = 0
+    for part in parts:
+        count = len(part.references)
+        yield part, media[at : at + count]
+        at += count

@@ -7,6 +7,8 @@ import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from penstock.server.core.shown import shown
 
 _HOLDERS = ("image", "image_url", "url", "path", "bytes", "lmdb")
@@ -59,6 +61,35 @@ class Clip(Picture):
         return self.reference if self.is_listed else [self.reference]
 
 
+def references_of(parts: Sequence[Picture]) -> list[Any]:
+    """Return the media of pictures and videos, in order.
+
+    Those whose bytes the item holds without a name are called by their number: `picture 0`,
+    `video 0`, `picture 2 of video 0`.
+    """
+    found: list[Any] = []
+    counts = {"picture": 0, "video": 0}
+    for part in parts:
+        kind = "video" if isinstance(part, Clip) else "picture"
+        name = f"{kind} {counts[kind]}"
+        counts[kind] += 1
+        is_listed = isinstance(part, Clip) and part.is_listed
+        found += [
+            _called(reference, f"picture {number} of {name}" if is_listed else name)
+            for number, reference in enumerate(part.references)
+        ]
+    return found
+
+
+def _called(reference: Any, name: str) -> Any:
+    """Return what holds or names a medium, with a name if it has none of its own."""
+    if isinstance(reference, bytes | bytearray | memoryview | np.ndarray):
+        reference = {"bytes": reference}
+    if not isinstance(reference, Mapping) or reference.get("bytes") is None:
+        return reference
+    return reference if reference.get("path") else {**reference, "path": name}
+
+
 def text_part(text: str) -> dict[str, Any]:
     """Return a text as a part."""
     return {"type": "text", "text": text}
@@ -103,8 +134,11 @@ def listed(column: Any) -> list[Any]:
     return [column]
 
 
-def _picture(given: Any, more: Mapping[str, Any]) -> Picture:
-    """Return a part of what holds or names a picture, and of what else is said of it."""
+def _picture(given: Any, more: Mapping[str, Any], kind: str = "picture") -> Picture:
+    """Return a part of what holds or names a picture, and of what else is said of it.
+
+    A video is held and named the same way: then `kind` is what errors call it.
+    """
     found = Picture(more)
     if isinstance(given, Mapping):
         held = {name: given[name] for name in _HOLDERS if given.get(name) is not None}
@@ -129,7 +163,7 @@ def _picture(given: Any, more: Mapping[str, Any]) -> Picture:
     if given is not None:
         found.reference = given
     if isinstance(found.reference, str) and found.reference.startswith("data:"):
-        found.reference = {"bytes": _data_of(found.reference)}
+        found.reference = {"bytes": _data_of(found.reference, kind)}
     found["type"] = "image"
     return found
 
@@ -153,7 +187,7 @@ def _clip(given: Any) -> Clip:
         elif inner is not None:
             found.reference = _clip_reference(inner)
         elif any(name in holds for name in held):
-            found.reference = _picture(holds, {}).reference
+            found.reference = _picture(holds, {}, "video").reference
     found.said |= {
         name: value
         for name, value in given.items()
@@ -171,7 +205,7 @@ def _clip_reference(given: Any) -> Any:
         return [shown_part(each, Picture()).reference for each in given]
     if given is None:
         raise ValueError("a video of the conversation is null; leave it out of the data")
-    return _picture(given, {}).reference
+    return _picture(given, {}, "video").reference
 
 
 def shown_part(given: Any, place: Picture) -> Picture:
@@ -191,12 +225,12 @@ def shown_part(given: Any, place: Picture) -> Picture:
     return found
 
 
-def _data_of(url: str) -> bytes:
+def _data_of(url: str, kind: str) -> bytes:
     """Return the bytes that a URL of the scheme `data:` holds (RFC 2397)."""
     head, comma, body = url.partition(",")
     if not comma or not head.endswith(";base64"):
-        raise ValueError(f"a picture is {url[:50]!r}, and of data: only base64 is known")
+        raise ValueError(f"a {kind} is {url[:50]!r}, and of data: only base64 is known")
     try:
         return base64.b64decode(body, validate=True)
     except binascii.Error as error:
-        raise ValueError(f"a picture is {url[:50]!r}, which is not base64: {error}") from None
+        raise ValueError(f"a {kind} is {url[:50]!r}, which is not base64: {error}") from None

@@ -20,8 +20,7 @@ from penstock.server.media.resize import FILTERS, KERNELS, load_kernel, resize
 from penstock.server.media.video.decoded_frame import DecodedFrame
 from penstock.server.media.video.frame_arrays import planes_of, rgb24_of
 from penstock.server.media.video.frame_choice import by_count, by_rate
-from penstock.server.media.video.frame_counts import FrameCounts
-from penstock.server.media.video.read_spans import spans_of
+from penstock.server.media.video.parts_ahead import parts_ahead
 from penstock.server.media.video.video_decoders import (
     PYAV,
     TORCHCODEC,
@@ -33,7 +32,12 @@ from penstock.server.media.video.video_index import VideoIndex
 from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.parameters import AtLeast, NumberUpTo, OneOf, declared
-from penstock.server.roles.processor import MediaProcessor
+from penstock.server.roles.processors.frames_processor import (
+    ERROR,
+    ON_BROKEN_TAIL,
+    FramesProcessor,
+    check_tail,
+)
 from penstock.server.roles.processors.picture_sides import Sides, extent_of
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.server.roles.source import Source
@@ -44,8 +48,6 @@ KEY = "video"
 """What samples call their pixels."""
 
 RGB24, YUV420P = PIXELS = ("rgb24", "yuv420p")
-
-ERROR, KEEP = ON_BROKEN_TAIL = ("error", "keep")
 
 NUMBERS, TIMES = "frame_numbers", "frame_times"
 
@@ -66,7 +68,7 @@ class _Wanted:
 
 
 @declared
-class VideoProcessor(MediaProcessor):
+class VideoProcessor(FramesProcessor):
     """Make `video` of a video's frames: uint8 (frames, height, width, 3), RGB.
 
     H.264, HEVC, VP9, AV1, MPEG-4 and MJPEG in mp4, mkv, webm and avi are decoded by PyAV, which the
@@ -122,7 +124,6 @@ class VideoProcessor(MediaProcessor):
 
     type_name: ClassVar[str] = "video"
     version: ClassVar[int | str | None] = 1
-    uses_global_rng: ClassVar[bool] = False
     one_to_one: ClassVar[bool] = True
     reads_whole: ClassVar[bool] = False
 
@@ -152,10 +153,8 @@ class VideoProcessor(MediaProcessor):
         self._check_choice()
         self._check_pixels()
         self._geometry = Geometry(self.resize, extent_of(self.resize_to))
-        self._frames = VideoFrames(
-            self.decoders, self.decoder_bytes, self.frame_bytes, self.decoder
-        )
-        self._indexes = VideoIndexes()
+        self.frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes, self.decoder)
+        self.indexes = VideoIndexes()
         named = [name for name in (self.numbers, self.times) if isinstance(name, str)]
         self.size_columns = (self.column, *named)  # type: ignore[misc]  # these, of this job
 
@@ -163,11 +162,6 @@ class VideoProcessor(MediaProcessor):
     def measures(self) -> Sequence[str]:
         """Return `frames` and `pixels`."""
         return ("frames", "pixels")
-
-    @property
-    def frame_counts(self) -> FrameCounts:
-        """Return what was decoded so far in this process, and what for."""
-        return self._frames.counts
 
     @property
     def _own_keys(self) -> Sequence[str]:
@@ -182,15 +176,6 @@ class VideoProcessor(MediaProcessor):
         lists = [each for each in (self.numbers, self.times) if isinstance(each, list | tuple)]
         frames = self.nframes or (len(lists[0]) if lists else 1)
         return frames * self._geometry.size.height * self._geometry.size.width * 3
-
-    def most_video_bytes(self) -> int:
-        """Return what the bounds allow, as far as videos were seen."""
-        return self._frames.most_bytes
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the parameters that decide bytes."""
-        bounds = ("decoders", "decoder_bytes", "frame_bytes")
-        return {name: v for name, v in super().parameters().items() if name not in bounds}
 
     def check_identity(self) -> None:
         """Refuse a job where its decoder is missing, before any worker starts.
@@ -238,20 +223,13 @@ class VideoProcessor(MediaProcessor):
     def parts_read(
         self, raw: RawItem, media: Sequence[Medium], *, for_size: bool
     ) -> Sequence[Sequence[tuple[int, int]] | None]:
-        """Return where the frames lie that an item wants, as far as its video has an index.
-
-        A video without one is read whole, to make it.
-        """
+        """Return where the frames lie that an item wants, as far as its video has an index."""
         [medium] = media
-        size, version = medium.known()
-        if not version:
-            return [None]
-        if (index := self._indexes.look(medium)) is None:
-            return [[(0, size)]]
-        if for_size:
-            return [()]
-        lacking = self._frames.lacks(medium, index, self._numbers(raw, index))
-        return [spans_of(index, lacking, size) if lacking else ()]
+
+        def numbers(index: VideoIndex) -> list[int]:
+            return self._numbers(raw, index)
+
+        return [parts_ahead(medium, self.indexes, self.frames, numbers, for_size=for_size)]
 
     # --- one item ---
 
@@ -291,24 +269,11 @@ class VideoProcessor(MediaProcessor):
         [medium] = context.media
         with _named(medium):
             wanted = self._wanted(raw, medium)
-            frames = self._frames.frames(medium, wanted.index, wanted.numbers)
+            frames = self.frames.frames(medium, wanted.index, wanted.numbers)
             sample = self._pixels(frames, wanted)
         sample[NUMBERS] = np.array(wanted.numbers, np.int64)
         sample[TIMES] = wanted.index.times_s[sample[NUMBERS]]
         return {**sample, **{name: _value(raw, name, null=True) for name in self.columns}}
-
-    def process_batch(
-        self, raws: Sequence[RawItem], contexts: Sequence[ProcessContext]
-    ) -> list[Sample | Sequence[Sample] | None]:
-        """Return what `process` gives for each item.
-
-        Items go in the order of their files and first frames, so that those of a file are decoded
-        in one pass.
-        """
-        found: list[Sample | Sequence[Sample] | None] = [None] * len(raws)
-        for at in sorted(range(len(raws)), key=lambda at: self._place(raws[at], contexts[at])):
-            found[at] = self.process(raws[at], contexts[at])
-        return found
 
     def cut(self, sample: Sample, start: int, stop: int, size: int) -> Sample:
         """Return frames `[start, stop)`."""
@@ -319,11 +284,8 @@ class VideoProcessor(MediaProcessor):
 
     def _wanted(self, raw: RawItem, medium: Medium) -> _Wanted:
         """Return what the item wants, after checking that this is there and not too much."""
-        index = self._indexes.of(medium)
-        if index.broken and self.on_broken_tail == ERROR:
-            raise BadVideo(
-                f"{index.broken}; on_broken_tail: keep takes the {len(index):,} frames before that"
-            )
+        index = self.indexes.of(medium)
+        check_tail(index, self.on_broken_tail)
         numbers = self._numbers(raw, index)
         if not numbers:
             raise BadVideo("the item wants no frame of it")
@@ -369,26 +331,27 @@ class VideoProcessor(MediaProcessor):
             )
         return value
 
-    def _place(self, raw: RawItem, context: ProcessContext) -> tuple[str, float]:
+    def begins(self, raw: RawItem, media: Sequence[Medium]) -> tuple[str, float]:
+        """Return the item's video, and the least of the numbers or times that the item says."""
         column = self.numbers if self.numbers is not None else self.times
         value = raw.get(column) if isinstance(column, str) and isinstance(raw, Mapping) else None
         numbers = value if isinstance(value, list | tuple | np.ndarray) else ()
         is_known = len(numbers) and all(_is(Real, each) for each in numbers)
-        return context.media[0].name, float(min(numbers)) if is_known else 0.0
+        return media[0].name, float(min(numbers)) if is_known else 0.0
 
     # --- pixels ---
 
     def _pixels(self, frames: Sequence[DecodedFrame], wanted: _Wanted) -> Sample:
         if self.pixels == YUV420P:
-            planes = planes_of(frames, wanted.index, self._frames.pixels)
+            planes = planes_of(frames, wanted.index, self.frames.pixels)
             return {KEY + end: plane for end, plane in planes.items()}
         if self.resize is None:
-            return {KEY: rgb24_of(frames, *wanted.size, self._frames.pixels)}
+            return {KEY: rgb24_of(frames, *wanted.size, self.frames.pixels)}
 
         def resized(frame: DecodedFrame) -> Levels:
             return resize(frame.rgb24(), wanted.size, self.kernel, self.filter)
 
-        return {KEY: rgb24_of(frames, *wanted.size, self._frames.pixels, resized)}
+        return {KEY: rgb24_of(frames, *wanted.size, self.frames.pixels, resized)}
 
     def _counts(self, frames: int, height: int, width: int) -> tuple[int, int]:
         return frames, frames * height * width
