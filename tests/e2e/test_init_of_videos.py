@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import yaml
 
 import videos
+from harness import ENVIRONMENT, run_command
 from penstock.client import Loader
 from penstock.server.cli import run
 from robots import CAMERAS, HEIGHT, WIDTH, RobotFolder, video_writer
@@ -91,7 +91,7 @@ def test_videos_become_frames(
     assert job["processor"]["type"] == "video"
     assert job.get("media") == media
     assert set(batch) == {"video", "frame_numbers", "frame_times", beside}
-    assert [frames.shape for frames in batch["video"]] == [(8, 224, 299, 3)] * 4
+    assert [frames.shape for frames in batch["video"]] == [(8, 224, 298, 3)] * 4
     assert list(batch["frame_numbers"][0]) == [0, 1, 3, 4, 5, 6, 8, 9]
 
 
@@ -139,19 +139,25 @@ def test_features_of_other_lengths_come_as_lists(
 
 
 @pytest.mark.parametrize("of", ["videos", "robots"])
-def test_the_missing_decoder_is_named(
-    of: str, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_missing_decoder_is_named(of: str, home: Path) -> None:
     """In one sentence, with what installs it; nothing is wrong with the file that was written."""
     given = names(home)[0]
     if of == "robots":
         robots = RobotFolder()
         given = str(robots.write(home / "robots", video_writer(robots.fps)))
-    monkeypatch.setitem(sys.modules, "av", None)
+    # A package of this name that is found first, in workers too, and says that it is not there.
+    (home / "none").mkdir()
+    (home / "none" / "av.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'av'\", name='av')\n"
+    )
 
-    assert run(["init", given]) != 0
+    ended = run_command(
+        ["penstock.server.cli", "init", given],
+        environment={**ENVIRONMENT, "PYTHONPATH": str(home / "none")},
+    )
 
-    said = capsys.readouterr().err
+    assert ended.returncode != 0
+    said = ended.stderr
     assert "pip install 'penstock[video]'" in said
     assert "change it there" not in said
     assert said.count("\n") == 1

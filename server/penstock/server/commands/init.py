@@ -13,7 +13,7 @@ from penstock.server.commands.say import say
 from penstock.server.commands.try_out import try_out
 from penstock.server.jobs.assign import value_of
 from penstock.server.jobs.guess import BATCH_SIZE, Asked, Guess, guess
-from penstock.wire.errors import BadItem, InvalidRequest, PenstockError
+from penstock.wire.errors import BadItem, InvalidRequest, MissingExtra, PenstockError
 
 
 @click.command(short_help="Write a commented job file for your data.")
@@ -126,6 +126,7 @@ def _tried(found: Guess, path: Path, output: str) -> dict[str, Any]:
     """Return what a check says of the file; one that items fail is written again, to skip them.
 
     Raises:
+        MissingExtra: A package that it needs is not installed.
         PenstockError: It fails the check: what is wrong is not for us to guess.
     """
     try:
@@ -137,6 +138,10 @@ def _tried(found: Guess, path: Path, output: str) -> dict[str, Any]:
                 found.notes.append(f"items fail: {_first_line(error.message)}")
             path.write_text(render(found, path.name), encoding="utf-8")
             return try_out(path)
+    except MissingExtra as error:
+        raise error.reworded(
+            f"{output} is written, and cannot be checked here: {error.message}"
+        ) from error
     except PenstockError as error:
         raise error.reworded(
             f"{output} is written, and fails its check: {error.message}; change it there, or write "

@@ -47,7 +47,8 @@ def render(found: Guess, name: str) -> str:
         lines += [f"      {key}: {_text(value)}" for key, value in found.media_places.items()]
     lines += _processor(found)
     if found.media is not None:
-        collator = "default" if found.media.kind == "image" else "lists  # of any length"
+        of_any = {"sound": "lists  # of any length", "video": "lists  # of any size"}
+        collator = of_any.get(found.media.kind, "default")
         lines += [
             f"    batch_size: {found.batch_size or BATCH_SIZE}",
             f"    collator: {collator}",
@@ -138,7 +139,7 @@ def _decoding(found: Guess) -> list[str]:
     if found.media.kind == "video":
         return [
             *lines,
-            f"      nframes: {FRAMES}  # evenly from each; or fps: 4; numbers and times may be columns",
+            f"      nframes: {FRAMES}  # evenly from each; or fps: 4, or a column of numbers",
             f"      resize: shortest  # to {SIDE} pixels; without it, as they are",
             f"      resize_to: {SIDE}",
         ]

@@ -237,7 +237,8 @@ _REFUSED = (
     ),
     (
         (*PICTURES, *SOUNDS, *VIDEOS),
-        "is one picture, sound or video: name its folder, whose files are then the items (type: folder)",
+        "is one picture, sound or video: name its folder, whose files are then the items (type: "
+        "folder)",
     ),
     (
         (".txt", ".text", ".md"),
