@@ -174,8 +174,8 @@ def _say(found: Guess, output: str, tried: dict[str, Any]) -> None:
     if found.robots is not None:
         cameras = one_line(", ".join(found.robots.cameras)) or "none"
         say(
-            f"  frames of {found.robots.episodes:,} episodes of robots, with the cameras {cameras}; "
-            f"{found.batch_size or BATCH_SIZE:,} to a batch"
+            f"  frames of {found.robots.episodes:,} episodes of robots, with the cameras {cameras};"
+            f" {found.batch_size or BATCH_SIZE:,} to a batch"
         )
     elif found.ids_column:
         say(f"  takes the token ids of column {found.ids_column}, {shape}")

@@ -85,6 +85,7 @@ def _frames(found: Guess, robots: RobotGuess) -> list[str]:
             f"      # windows, in seconds around a frame, of {robots.fps:g} in a second:",
             f"      # delta_timestamps: {{{window}}}",
         ]
+    collator = "lists  # some features differ in length" if robots.is_ragged else "default"
     return [
         *lines,
         "    distributor:",
@@ -94,7 +95,7 @@ def _frames(found: Guess, robots: RobotGuess) -> list[str]:
         "      type: robot  # decodes the cameras; other features go into batches as they are",
         "      # pixels: yuv420p  # half of the bytes, of which trainers make RGB",
         f"    batch_size: {found.batch_size or BATCH_SIZE}",
-        f"    collator: {'lists  # some features differ in length' if robots.is_ragged else 'default'}",
+        f"    collator: {collator}",
     ]
 
 
