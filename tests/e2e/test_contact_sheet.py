@@ -179,7 +179,7 @@ def test_tokens_are_told_apart_by_what_becomes_of_them() -> None:
         TextRun("c", INK),
         TextRun("de", LEARNED),
     ]
-    assert list(runs_of({"label": 3, "x": np.ones(2)}, None)) == [TextRun("label: 3", INK)]
+    assert list(runs_of({"label": 3, "x": np.ones((2, 2))}, None)) == [TextRun("label: 3", INK)]
     [caption] = runs_of({"text": "word " * 100}, None)
     assert caption.text == "text: " + "word " * 80 + " ...", "long ones are cut, and not left out"
 

@@ -40,7 +40,7 @@ from penstock.wire.errors import BadItem, InvalidRequest, MissingExtra, Penstock
 @click.option(
     "--media",
     metavar="DIR",
-    help="What names of pictures, sounds and videos are relative to; default: a folder near the data.",
+    help="What names of media are relative to; default: a folder near the data.",
 )
 @click.option("--split", metavar="NAME", help="The split to read of a data set that has several.")
 @click.option(

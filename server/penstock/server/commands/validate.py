@@ -13,7 +13,7 @@ from penstock.server.commands.say import say
 from penstock.server.files.ranges import LOOKERS
 from penstock.server.sources.frame_groups import RobotTables, TableGroups
 from penstock.server.sources.patterns import DataFile
-from penstock.server.sources.robot_videos import RobotVideos, FolderFault
+from penstock.server.sources.robot_videos import FolderFault, RobotVideos
 from penstock.wire.errors import InvalidJob
 
 SHOWN = 20
@@ -151,8 +151,8 @@ def _print(root: str, found: _FolderReport) -> None:
     _print_more(len(found.table_faults))
     if found.table_faults:
         say(
-            f"{len(found.table_faults):,} of {all_tables:,} tables cannot be read: copy them again, "
-            "or leave their episodes out with episodes"
+            f"{len(found.table_faults):,} of {all_tables:,} tables cannot be read: copy them "
+            "again, or leave their episodes out with episodes"
         )
     for fault in found.faults[:SHOWN]:
         say(f"  {fault.name}: {fault.said}")
