@@ -171,6 +171,7 @@ def test_the_missing_decoder_is_named(of: str, home: Path) -> None:
         (["robots", "--media", "videos"], "--source video_root=DIR says it"),
         (["robots", "--tokenizer", "t.json"], "task is a text"),
         (["robots", "more"], "is a folder that is read as one"),
+        (["hf://datasets/owner/name"], "source: {type: lerobot, root: URL}"),
         (["film.mp4"], "is one picture, sound or video: name its folder"),
     ],
 )
