@@ -107,8 +107,8 @@ def _of_urls(paths: Sequence[str]) -> dict[str, Any]:
     if len(kinds) > 1 or kinds & {None, "hf"}:
         raise _of_path(
             f"{' '.join(paths)} does not say what is read: name URLs of one kind by their ending, "
-            "such as s3://bucket/folder/*.parquet; a folder that LeRobot recorded is read by source: "
-            "{type: lerobot, root: URL}, as docs/episodes.md shows",
+            "such as s3://bucket/folder/*.parquet; a folder that LeRobot recorded is read by "
+            "source: {type: lerobot, root: URL}, as docs/episodes.md shows",
             paths[0],
         )
     return {"type": kinds.pop(), "files": paths[0] if len(paths) == 1 else list(paths)}
