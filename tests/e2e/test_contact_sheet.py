@@ -140,6 +140,29 @@ def test_a_sheet_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     assert f"the contact sheet cannot be written to {nowhere}: No such file" in done.stderr
 
 
+def test_frames_are_told_by_their_camera_number_time_and_pad() -> None:
+    """In the order of the pictures; long rows are left out."""
+    sample = {
+        "front": np.zeros((2, 4, 4, 3), np.uint8),
+        "wrist": np.zeros((4, 4, 3), np.uint8),
+        "frame_numbers": np.array([0, 15]),
+        "frame_times": np.array([0.0, 0.5]),
+        "front_is_pad": np.array([True, False]),
+        "embedding": np.zeros(17, np.float32),
+        "task": "wave",
+    }
+
+    [run] = runs_of(sample, None)
+
+    assert run.text.split("   ") == [
+        "pictures: front (2), wrist",
+        "frame_numbers: 0 15",
+        "frame_times: 0 0.5",
+        "front_is_pad: 1 0",
+        "task: wave",
+    ]
+
+
 def test_tokens_are_told_apart_by_what_becomes_of_them() -> None:
     """Hidden before learned; many equal ones are one word."""
     sample = {
@@ -156,7 +179,7 @@ def test_tokens_are_told_apart_by_what_becomes_of_them() -> None:
         TextRun("c", INK),
         TextRun("de", LEARNED),
     ]
-    assert list(runs_of({"label": 3, "x": np.ones(2)}, None)) == [TextRun("label: 3", INK)]
+    assert list(runs_of({"label": 3, "x": np.ones((2, 2))}, None)) == [TextRun("label: 3", INK)]
     [caption] = runs_of({"text": "word " * 100}, None)
     assert caption.text == "text: " + "word " * 80 + " ...", "long ones are cut, and not left out"
 

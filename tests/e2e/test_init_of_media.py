@@ -292,7 +292,7 @@ def test_a_column_of_names_of_nothing_is_text(name: str, home: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["photo.png"], "is one picture or sound: name its folder"),
+        (["photo.png"], "is one picture, sound or video: name its folder"),
         (["photos", "more"], "photos is a folder of media, and a job reads one"),
         (["photos", "--media", "photos"], "these items name none: leave it out"),
         (["photos", "--max-tokens", "64"], "packs tokens, and these items give none"),

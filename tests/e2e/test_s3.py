@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from contract.test_sources import CASES, Case, plain
 from harness import serving, write_job_file
 from indexes import Here, made
 from invariants import Purity, eventually
+from penstock.client import Loader
 from penstock.server.job.job import Job
 from penstock.server.media.listing import MediaListing
 from penstock.server.media.media_files import MediaFiles
@@ -33,6 +35,7 @@ from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.sources import ItemsSource, JsonlSource, ParquetSource
 from penstock.wire.errors import BadItem, InvalidJob, SourceChanged
 from ports import free_port
+from robots import CAMERAS, RobotFolder, video_writer
 
 SECRET = "hush-hush-this-is-the-key"
 
@@ -216,6 +219,45 @@ def test_a_store_that_is_away_for_a_moment_costs_no_item(
     assert SECRET not in said
     for path in tmp_path.glob("store.db*"):
         assert SECRET.encode() not in path.read_bytes()
+
+
+@pytest.mark.parametrize("layout", ["v2.1", "v3.0"])
+def test_robots_in_a_bucket_are_those_of_the_folder(
+    bucket: Any, tmp_path: Path, layout: str
+) -> None:
+    """Tables and the videos of three cameras, batch by batch: the root is a URL."""
+    robots = RobotFolder(layout=layout)
+    root = robots.write(tmp_path / "robots", video_writer(robots.fps))
+    bucket.put(str(root), f"corpus/robots-{layout}", recursive=True)
+    windows = {camera: [-0.2, 0.0, 0.1] for camera in CAMERAS}
+    jobs = {
+        name: {
+            "source": {"type": "lerobot", "root": where, "delta_timestamps": windows},
+            "distributor": {"type": "episodes", "pool": 4},
+            "processor": {"type": "robot"},
+            "batch_size": 5,
+            "lanes": 2,
+            "epochs": 1,
+        }
+        for name, where in (("near", "robots"), ("far", f"s3://corpus/robots-{layout}"))
+    }
+    file = write_job_file(tmp_path / "jobs.yaml", jobs, hash_cache="off")
+    environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    found: dict[str, list[dict[str, Any]]] = {}
+
+    with serving(file, "--workers", "1", environment=environment) as server:
+        for name in jobs:
+            found[name] = []
+            with Loader(server.address, name, as_numpy=True) as loader:
+                for batch in loader:
+                    found[name].append({key: plain_value(batch[key]) for key in batch})
+
+    assert sum(len(batch["task"]) for batch in found["near"]) >= robots.frames
+    assert found["far"] == found["near"]
+
+
+def plain_value(value: Any) -> Any:
+    return value.tobytes() if isinstance(value, np.ndarray) else value
 
 
 def test_a_block_is_one_request_that_names_its_version(

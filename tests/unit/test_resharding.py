@@ -132,10 +132,35 @@ def test_validate_refuses_a_table_that_is_not_of_the_metadata(tmp_path: Path) ->
     root = RobotFolder(LENGTHS).write(tmp_path / "robots")
     pq.write_table(pq.read_table(tables(root)[1]).slice(2), tables(root)[1])
 
-    told = harness.call_command("penstockd", "validate", str(root))
+    told = harness.call_command("penstockd", "validate", str(root), "--no-videos")
 
     assert told.returncode == 2
-    assert "file-001.parquet holds 14 frames, and meta/episodes has 3 episodes of 16" in told.stderr
+    assert "file-001.parquet holds 14 frames, and meta/episodes has 3 episodes of 16" in told.stdout
+    refused = harness.call_command("penstockd", "reshard", str(root), str(tmp_path / "apart"))
+    assert "file-001.parquet holds 14 frames" in refused.stderr
+
+
+def test_validate_names_each_table_and_each_video_that_is_lost(tmp_path: Path) -> None:
+    """A table that is not there, one that is damaged, and a video: none hides the others."""
+    robots = RobotFolder(LENGTHS, "v2.1", cameras=CAMERAS[:1])
+    root = robots.write(tmp_path / "robots", video_writer(robots.fps))
+    missing, damaged = tables(root)[1:3]
+    [cut] = (root / "videos").rglob("episode_000000.mp4")
+    missing.unlink()
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    cut.write_bytes(cut.read_bytes()[:500])
+
+    told = harness.call_command("penstockd", "validate", str(root))
+    listed = json.loads(harness.call_command("penstockd", "validate", str(root), "--json").stdout)
+    refused = harness.call_command("penstockd", "reshard", str(root), str(tmp_path / "apart"))
+
+    names = [str(path.relative_to(root)) for path in (missing, damaged, cut)]
+    assert told.returncode == refused.returncode == 2
+    assert f"  {names[0]}: is not there" in told.stdout.splitlines()
+    assert all(f"  {name}: " in told.stdout for name in names)
+    assert "2 of 5 tables cannot be read" in told.stdout
+    assert [fault["name"] for fault in listed["faults"]] == names
+    assert f"{missing} is not there, and episode 1 lies in it" in refused.stderr
 
 
 def test_reshard_refuses_what_it_cannot_write(tmp_path: Path) -> None:

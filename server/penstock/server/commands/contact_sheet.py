@@ -37,6 +37,9 @@ MOST_SAMPLES, MOST_HEIGHT = 32, 24_000
 MOST_TEXT = 400
 """Characters of a value that is text, such as what is said of a picture."""
 
+MOST_VALUES = 16
+"""Numbers of a row that are said, such as the times of frames."""
+
 ALIKE = 4
 """So many equal tokens in a row are one word: those that hold the place of a picture are many."""
 
@@ -241,12 +244,12 @@ def runs_of(sample: Mapping[str, Any], decode: Decode | None) -> Iterator[TextRu
     """Yield the stretches of a sample's tokens that are learned, hidden, or neither.
 
     Args:
-        sample: Named values; without `input_ids` the numbers and texts of these are said.
+        sample: Named values; without `input_ids` the numbers and texts of these are said, and which
+            of several keys show how many pictures.
         decode: What turns ids into text; None = they are shown as numbers.
     """
     if sample.get("input_ids") is None:
-        said = (f"{name}: {_cut(value)}" for name, value in sample.items() if _is_one(value))
-        yield TextRun("   ".join(said), INK)
+        yield TextRun("   ".join(_values_said(sample)), INK)
         return
     ids = np.asarray(sample["input_ids"])
     labels, mask = sample.get("labels"), sample.get("attention_mask")
@@ -260,6 +263,29 @@ def runs_of(sample: Mapping[str, Any], decode: Decode | None) -> Iterator[TextRu
         if stop > start:
             color = (INK, LEARNED, HIDDEN)[int(states[start])]
             yield TextRun(repeats_said(ids[start:stop].tolist(), decode or _numbers, ALIKE), color)
+
+
+def _values_said(sample: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is said of values: numbers, texts, and short rows, such as times and pads."""
+    shown = {name: len(pictures_in({name: value})) for name, value in sample.items()}
+    shown = {name: count for name, count in shown.items() if count}
+    if len(shown) > 1:
+        names = (f"{name} ({count})" if count > 1 else name for name, count in shown.items())
+        yield f"pictures: {', '.join(names)}"
+    for name, value in sample.items():
+        if _is_one(value):
+            yield f"{name}: {_cut(value)}"
+        elif _is_short_row(value):
+            yield f"{name}: {' '.join(f'{each:.6g}' for each in value)}"
+
+
+def _is_short_row(value: Any) -> bool:
+    return (
+        isinstance(value, np.ndarray)
+        and value.ndim == 1
+        and 0 < len(value) <= MOST_VALUES
+        and value.dtype.kind in "biuf"
+    )
 
 
 def _is_one(value: Any) -> bool:

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from penstock.server.commands.job_text import SIDE, one_line, render
+from penstock.server.commands.job_text import FRAMES, SIDE, one_line, render
 from penstock.server.commands.say import say
 from penstock.server.commands.try_out import try_out
 from penstock.server.jobs.assign import value_of
 from penstock.server.jobs.guess import BATCH_SIZE, Asked, Guess, guess
-from penstock.wire.errors import BadItem, InvalidRequest, PenstockError
+from penstock.wire.errors import BadItem, InvalidRequest, MissingExtra, PenstockError
 
 
 @click.command(short_help="Write a commented job file for your data.")
@@ -40,7 +40,7 @@ from penstock.wire.errors import BadItem, InvalidRequest, PenstockError
 @click.option(
     "--media",
     metavar="DIR",
-    help="What names of pictures and sounds are relative to; default: a folder near the data.",
+    help="What names of media are relative to; default: a folder near the data.",
 )
 @click.option("--split", metavar="NAME", help="The split to read of a data set that has several.")
 @click.option(
@@ -64,7 +64,7 @@ def init(
     options: tuple[str, ...],
     force: bool,
 ) -> None:
-    """Write a commented job file for FILES: tables, text, tars, pictures, sounds, token ids, URLs.
+    """Write a commented job file for FILES: tables, text, tars, media, token ids, robots, URLs.
 
     Guesses the source, the column that holds the text, a tokenizer beside the data, and sizes that
     suit the amount of it. What is written is tried out as `penstockd check` does it, with a few
@@ -72,7 +72,8 @@ def init(
 
     Conversations (a column of role and content, or of from and value) are written by the chat
     template of the tokenizer's folder, with loss on the answers; those with pictures by the folder
-    of a vision-language model's processor. Pictures become 224 x 224 pixels, sounds 16 kHz.
+    of a vision-language model's processor. Pictures become 224 x 224 pixels, sounds 16 kHz; of
+    videos 8 frames are taken. Of a folder that LeRobot recorded, items are frames.
 
     \b
     Examples:
@@ -80,6 +81,8 @@ def init(
       penstockd init notes.jsonl --column body --max-tokens 4096 -o notes.yaml
       penstockd init chats.jsonl --tokenizer my-model/
       penstockd init pictures/ --batch-size 32
+      penstockd init clips.jsonl --media clips/
+      penstockd init robots/
       penstockd init 's3://bucket/corpus/*.jsonl' --tokenizer tokenizer.json
       penstockd init shards/ --batch-size 32
       penstockd init saved/ --split train --tokenizer tokenizer.json
@@ -123,6 +126,7 @@ def _tried(found: Guess, path: Path, output: str) -> dict[str, Any]:
     """Return what a check says of the file; one that items fail is written again, to skip them.
 
     Raises:
+        MissingExtra: A package that it needs is not installed.
         PenstockError: It fails the check: what is wrong is not for us to guess.
     """
     try:
@@ -134,6 +138,10 @@ def _tried(found: Guess, path: Path, output: str) -> dict[str, Any]:
                 found.notes.append(f"items fail: {_first_line(error.message)}")
             path.write_text(render(found, path.name), encoding="utf-8")
             return try_out(path)
+    except MissingExtra as error:
+        raise error.reworded(
+            f"{output} is written, and cannot be checked here: {error.message}"
+        ) from error
     except PenstockError as error:
         raise error.reworded(
             f"{output} is written, and fails its check: {error.message}; change it there, or write "
@@ -163,10 +171,20 @@ def _say(found: Guess, output: str, tried: dict[str, Any]) -> None:
     shape = f"packed into rows of {found.max_tokens:,}"
     if found.batch_size is not None:
         shape = f"{found.batch_size:,} to a batch, padded"
-    if found.ids_column:
+    if found.robots is not None:
+        cameras = one_line(", ".join(found.robots.cameras)) or "none"
+        say(
+            f"  frames of {found.robots.episodes:,} episodes of robots, with the cameras {cameras};"
+            f" {found.batch_size or BATCH_SIZE:,} to a batch"
+        )
+    elif found.ids_column:
         say(f"  takes the token ids of column {found.ids_column}, {shape}")
     elif media is not None:
-        made = f"to {SIDE} x {SIDE} pixels" if media.kind == "image" else "to 16 kHz"
+        made = {
+            "image": f"to {SIDE} x {SIDE} pixels",
+            "sound": "to 16 kHz",
+            "video": f"to {FRAMES} frames each, whose shorter side has {SIDE} pixels",
+        }[media.kind]
         beside = f", with {one_line(', '.join(media.beside))}" if media.beside else ""
         say(
             f"  decodes column {media.name} {made}{beside}; "

@@ -9,15 +9,16 @@ from typing import Any
 
 from penstock.server.jobs.guess import BATCH_SIZE, Guess
 from penstock.server.jobs.guess_columns import IDS
+from penstock.server.jobs.guess_robots import RobotGuess
 
 
 def render(found: Guess, name: str) -> str:
     """Return the job file's text."""
     store = f"sqlite:///{Path(name).stem}.db"
     has_pictures = found.pictures is not None or (
-        found.media is not None and found.media.kind == "image"
+        found.media is not None and found.media.kind in ("image", "video")
     )
-    look = "--pictures batch.png" if has_pictures else "--text"
+    look = "--pictures batch.png" if has_pictures or found.robots is not None else "--text"
     lines = [
         f"# A penstock job file. Check it:  penstockd check {name}",
         f"# Look at a batch:                penstockd show {name} main --position 0 {look}",
@@ -39,12 +40,15 @@ def render(found: Guess, name: str) -> str:
     ]
     lines += [f"    # {note}" for note in found.notes]
     lines += _source(found)
+    if found.robots is not None:
+        return "\n".join([*lines, *_frames(found, found.robots)]) + "\n"
     if found.media_places is not None:
         lines += ["    media:  # where names of items lead"]
         lines += [f"      {key}: {_text(value)}" for key, value in found.media_places.items()]
     lines += _processor(found)
     if found.media is not None:
-        collator = "default" if found.media.kind == "image" else "lists  # of any length"
+        of_any = {"sound": "lists  # of any length", "video": "lists  # of any size"}
+        collator = of_any.get(found.media.kind, "default")
         lines += [
             f"    batch_size: {found.batch_size or BATCH_SIZE}",
             f"    collator: {collator}",
@@ -66,7 +70,33 @@ def _on_item_error(found: Guess) -> str:
 
 
 SIDE = 224
-"""Pixels of both sides of a picture."""
+"""Pixels of both sides of a picture, and of the shorter one of a video."""
+
+FRAMES, POOL_EPISODES = 8, 1024
+"""Frames of a video; episodes from which a lane draws."""
+
+
+def _frames(found: Guess, robots: RobotGuess) -> list[str]:
+    """Return what follows the source of a LeRobot folder."""
+    lines = []
+    if robots.windowed is not None:
+        window = f"{_text(robots.windowed)}: {json.dumps(robots.offsets_s)}"
+        lines = [
+            f"      # windows, in seconds around a frame, of {robots.fps:g} in a second:",
+            f"      # delta_timestamps: {{{window}}}",
+        ]
+    collator = "lists  # some features differ in length" if robots.is_ragged else "default"
+    return [
+        *lines,
+        "    distributor:",
+        "      type: episodes",
+        f"      pool: {POOL_EPISODES}  # episodes that a lane draws from: a few times the batch",
+        "    processor:",
+        "      type: robot  # decodes the cameras; other features go into batches as they are",
+        "      # pixels: yuv420p  # half of the bytes, of which trainers make RGB",
+        f"    batch_size: {found.batch_size or BATCH_SIZE}",
+        f"    collator: {collator}",
+    ]
 
 
 def _processor(found: Guess) -> list[str]:
@@ -99,7 +129,7 @@ def _processor(found: Guess) -> list[str]:
 
 
 def _decoding(found: Guess) -> list[str]:
-    """Return the processor that makes arrays of pictures or sounds."""
+    """Return the processor that makes arrays of pictures, sounds or videos."""
     assert found.media is not None
     lines = ["    processor:", f"      type: {found.media.kind}"]
     lines.append(f"      column: {_text(found.media.name)}")
@@ -107,6 +137,13 @@ def _decoding(found: Guess) -> list[str]:
         lines.append(f"      columns: [{', '.join(map(_text, found.media.beside))}]")
     if found.media.kind == "sound":
         return [*lines, "      sample_rate: 16000  # points in a second"]
+    if found.media.kind == "video":
+        return [
+            *lines,
+            f"      nframes: {FRAMES}  # evenly from each; or fps: 4, or a column of numbers",
+            f"      resize: shortest  # to {SIDE} pixels; without it, as they are",
+            f"      resize_to: {SIDE}",
+        ]
     return [
         *lines,
         f"      resize: shortest  # to {SIDE} pixels, and then the middle of the picture",

@@ -34,6 +34,7 @@ def reshard(root: str, target: str, data_root: str | None) -> None:
       penstockd reshard hf://datasets/OWNER/NAME robots
     """  # noqa: D301 - \b is for click
     tables = RobotTables(root, data_root)
+    tables.check_all_there()
     work = Resharding(tables, data_root or root, target)
     written, said = 0, time.monotonic()
     for number, file in enumerate(tables.files, start=1):

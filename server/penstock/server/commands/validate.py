@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import click
@@ -11,7 +12,9 @@ import click
 from penstock.server.commands.say import say
 from penstock.server.files.ranges import LOOKERS
 from penstock.server.sources.frame_groups import RobotTables, TableGroups
-from penstock.server.sources.robot_videos import RobotVideos, VideoFault
+from penstock.server.sources.patterns import DataFile
+from penstock.server.sources.robot_videos import FolderFault, RobotVideos
+from penstock.wire.errors import InvalidJob
 
 SHOWN = 20
 
@@ -21,8 +24,9 @@ class _FolderReport(NamedTuple):
 
     tables: int
     looked: list[TableGroups]
+    table_faults: list[FolderFault]
     videos: int
-    faults: list[VideoFault]
+    faults: list[FolderFault]
     episodes: int
 
     @property
@@ -60,7 +64,7 @@ def validate(
     ROOT is the folder or its URL. A frame costs the row group that it lies in: best is one for each
     episode. Names each table that is cut otherwise, with its numbers of row groups and episodes,
     and each video that lacks frames of its episodes, by an index of the file; then the exit status
-    is 2. Tables that hold other frames than meta says are errors.
+    is 2. So are tables that are missing, damaged, or hold other frames than meta says.
 
     \b
     Example:
@@ -69,20 +73,38 @@ def validate(
     tables = RobotTables(root, data_root)
     chosen = tables.sample(files, seed)
     with ThreadPoolExecutor(LOOKERS) as pool:
-        looked = list(pool.map(tables.look, chosen))
-        faults: list[VideoFault] = []
+        said = list(pool.map(partial(_look, tables), chosen))
+        faults: list[FolderFault] = []
         videos = 0
         if not no_videos:
             episodes = tables.episodes_in(chosen)
             shown = RobotVideos(tables.meta, episodes, video_root or data_root or root)
             videos = len(shown.names)
             faults = [fault for fault in pool.map(shown.look, shown.names) if fault is not None]
-    found = _FolderReport(len(tables.files), looked, videos, faults, len(tables.meta.episodes))
+    looked = [table for table in said if isinstance(table, TableGroups)]
+    table_faults = [FolderFault(tables.name(name), "is not there") for name in tables.lacking]
+    table_faults += [fault for fault in said if isinstance(fault, FolderFault)]
+    found = _FolderReport(
+        len(tables.files) + len(tables.lacking),
+        looked,
+        table_faults,
+        videos,
+        faults,
+        len(tables.meta.episodes),
+    )
     if as_json:
         say(json.dumps(_report(found)))
     else:
         _print(root, found)
-    return 2 if found.others or faults else 0
+    return 2 if found.others or table_faults or faults else 0
+
+
+def _look(tables: RobotTables, file: DataFile) -> TableGroups | FolderFault:
+    """Return how a table is cut, or what is wrong with it: others are looked at all the same."""
+    try:
+        return tables.look(file)
+    except InvalidJob as error:
+        return FolderFault(tables.name(file.name), error.message)
 
 
 def _report(found: _FolderReport) -> dict[str, object]:
@@ -100,7 +122,7 @@ def _report(found: _FolderReport) -> dict[str, object]:
             for table in found.others
         ],
         "videos": found.videos,
-        "faults": [fault._asdict() for fault in found.faults],
+        "faults": [fault._asdict() for fault in (*found.table_faults, *found.faults)],
     }
 
 
@@ -122,8 +144,16 @@ def _print(root: str, found: _FolderReport) -> None:
             f"and decode more than they need for a frame; penstockd reshard {root} TO writes them "
             "anew"
         )
-    else:
+    elif found.looked and not found.table_faults:
         say("each episode has a row group of its own")
+    for fault in found.table_faults[:SHOWN]:
+        say(f"  {fault.name}: {fault.said}")
+    _print_more(len(found.table_faults))
+    if found.table_faults:
+        say(
+            f"{len(found.table_faults):,} of {all_tables:,} tables cannot be read: copy them "
+            "again, or leave their episodes out with episodes"
+        )
     for fault in found.faults[:SHOWN]:
         say(f"  {fault.name}: {fault.said}")
     _print_more(len(found.faults))

@@ -15,11 +15,12 @@ from penstock.server.job.role_set import DEFAULT_LANES
 from penstock.server.jobs.guess_columns import ColumnGuess, find_columns, length
 from penstock.server.jobs.guess_files import TOKENIZER, find_source, named
 from penstock.server.jobs.guess_media import find_folder, media_section, names_in
+from penstock.server.jobs.guess_robots import RobotGuess, guess_robots
 from penstock.server.jobs.registry import KINDS, build
 from penstock.server.roles.processors.tokenizer_file import WHOLE, from_the_hub
 from penstock.server.roles.samples import RawItem
 from penstock.server.roles.source import IndexedSource
-from penstock.server.sources import BUILTIN_SOURCES
+from penstock.server.sources import BUILTIN_SOURCES, LerobotSource
 from penstock.wire.errors import BadItem, InvalidJob, InvalidRequest
 
 END_TOKENS = (
@@ -57,6 +58,7 @@ class Guess(ColumnGuess):
         batch_size: Samples of a batch, where they are asked for in place of rows of tokens.
         on_item_error: What becomes of items that fail.
         media_places: The `media:` section; None = items hold their media, or have none.
+        robots: What a LeRobot folder declares; None = the data are something else.
     """
 
     source: dict[str, Any]
@@ -69,6 +71,7 @@ class Guess(ColumnGuess):
     batch_size: int | None = None
     on_item_error: str = "stop"
     media_places: dict[str, Any] | None = None
+    robots: RobotGuess | None = None
 
     @property
     def takes_columns(self) -> bool:
@@ -153,9 +156,14 @@ def guess(paths: Sequence[str], base: Path, asked: Asked) -> Guess:
         count = len(source)
         looked = _readable(source, range(min(LOOKED_AT, count)), notes)
         knows_places = bool(source.media_dirs())
+        robots = guess_robots(source) if isinstance(source, LerobotSource) else None
     finally:
         source.close()
-    found = Guess(source=spec, items=count, batch_size=batch_size, notes=notes)
+    found = Guess(source=spec, items=count, batch_size=batch_size, notes=notes, robots=robots)
+    if robots is not None:
+        _refuse_of_robots(asked)
+        found.lanes = _lanes(count, 4 * (batch_size or BATCH_SIZE))
+        return found
     of_data = list(dict.fromkeys(folders))
     find_columns(
         found,
@@ -202,6 +210,27 @@ def guess(paths: Sequence[str], base: Path, asked: Asked) -> Guess:
     packs = found.gives_tokens and batch_size is None
     found.lanes = _lanes(count, 4 * (POOL_SIZE if packs else batch_size or BATCH_SIZE))
     return found
+
+
+def _refuse_of_robots(asked: Asked) -> None:
+    """Refuse what does not go with a LeRobot folder.
+
+    Raises:
+        InvalidRequest: Says what does.
+    """
+    for option, value, way in (
+        ("column", asked.column, "choose features with --source 'features=[action]'"),
+        ("tokenizer", asked.tokenizer, "task is a text, for a function of yours"),
+        ("media", asked.media, "where videos lie elsewhere, --source video_root=DIR says it"),
+        ("max-tokens", asked.max_tokens, "--batch-size says how many frames a batch has"),
+    ):
+        if value is not None:
+            raise InvalidRequest(
+                f"--{option} {value} does not go with a LeRobot folder, whose frames have the "
+                f"features that it declares: leave it out; {way}",
+                field=option.replace("-", "_"),
+                value=str(value),
+            )
 
 
 def _names_of_media(found: Guess, looked: Sequence[RawItem]) -> Sequence[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.server.sources.kinds import COMPRESSED, PICTURES, SOUNDS, kind_of
+from penstock.server.sources.kinds import COMPRESSED, PICTURES, SOUNDS, VIDEOS, kind_of
 from penstock.server.sources.kinds import KINDS as SOURCES
 from penstock.wire.errors import InvalidRequest
 
@@ -107,7 +107,8 @@ def _of_urls(paths: Sequence[str]) -> dict[str, Any]:
     if len(kinds) > 1 or kinds & {None, "hf"}:
         raise _of_path(
             f"{' '.join(paths)} does not say what is read: name URLs of one kind by their ending, "
-            "such as s3://bucket/folder/*.parquet",
+            "such as s3://bucket/folder/*.parquet; a folder that LeRobot recorded is read by "
+            "source: {type: lerobot, root: URL}, as docs/episodes.md shows",
             paths[0],
         )
     return {"type": kinds.pop(), "files": paths[0] if len(paths) == 1 else list(paths)}
@@ -115,6 +116,8 @@ def _of_urls(paths: Sequence[str]) -> dict[str, Any]:
 
 def _written_whole(folder: Path) -> tuple[str, str] | None:
     """Return the type of a folder that a library wrote as one, and the parameter that names it."""
+    if (folder / "meta" / "info.json").exists():
+        return "lerobot", "root"
     if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
         return "saved", "path"
     if (folder / "index.json").exists() and next(folder.rglob("*.mds*"), None) is not None:
@@ -127,13 +130,13 @@ _BESIDE_MEDIA = (".txt", ".text", ".md")
 
 
 def _folder_of_media(path: Path, base: Path, notes: list[str]) -> dict[str, Any] | None:
-    """Return the source of a folder of pictures or sounds; None = tables or texts lie in it."""
+    """Return the source of a folder of media of a kind; None = tables or texts lie in it."""
     suffixes = Counter(file.suffix for file in _inside(path))
     if any(suffix in SOURCES and suffix not in _BESIDE_MEDIA for suffix in suffixes):
         return None
     of_kind = {
         kind: {suffix: suffixes[suffix] for suffix in suffixes if suffix.lower() in endings}
-        for kind, endings in (("image", PICTURES), ("audio", SOUNDS))
+        for kind, endings in (("image", PICTURES), ("audio", SOUNDS), ("video", VIDEOS))
     }
     key = max(of_kind, key=lambda kind: sum(of_kind[kind].values()))
     count = sum(of_kind[key].values())
@@ -234,8 +237,9 @@ _REFUSED = (
         "document",
     ),
     (
-        (*PICTURES, *SOUNDS),
-        "is one picture or sound: name its folder, whose files are then the items (type: folder)",
+        (*PICTURES, *SOUNDS, *VIDEOS),
+        "is one picture, sound or video: name its folder, whose files are then the items (type: "
+        "folder)",
     ),
     (
         (".txt", ".text", ".md"),

@@ -1,4 +1,4 @@
-"""What items hold of pictures and sounds, and where the files lie that they name."""
+"""What items hold of pictures, sounds and videos, and where the files lie that they name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.server.media.medium import HeldMedium
 from penstock.server.media.parts import MediumParts
 from penstock.server.media.sound_header import read_header as read_sound_header
 from penstock.server.roles.samples import RawItem
-from penstock.server.sources.kinds import PICTURES, SOUNDS
+from penstock.server.sources.kinds import PICTURES, SOUNDS, VIDEOS
 from penstock.wire.errors import InvalidRequest
 
 IMAGE_COLUMNS = ("images", "image")
@@ -34,11 +34,11 @@ _MAX_FOLDERS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class MediaColumn:
-    """A column of pictures, or of sounds.
+    """A column of pictures, of sounds, or of videos.
 
     Attributes:
         name: What it is called.
-        kind: `image` or `sound`: the processor that decodes them.
+        kind: `image`, `sound` or `video`: the processor that decodes them.
         beside: The columns of numbers and texts that samples have, too.
     """
 
@@ -67,7 +67,7 @@ class ChatPictures:
 
 
 def kind_of_medium(value: Any) -> str | None:
-    """Return `image` or `sound`; None = a value is neither, or nothing tells it.
+    """Return `image`, `sound` or `video`; None = a value is none of them, or nothing tells it.
 
     Bytes are told by their header, names by their ending.
     """
@@ -78,7 +78,21 @@ def kind_of_medium(value: Any) -> str | None:
     if not isinstance(value, str) or len(value) > _MAX_NAME or "\n" in value:
         return None
     ending = posixpath.splitext(value)[1].lower()
-    return "image" if ending in PICTURES else "sound" if ending in SOUNDS else None
+    return next((kind for kind, endings in _ENDINGS.items() if ending in endings), None)
+
+
+_ENDINGS = {"image": PICTURES, "sound": SOUNDS, "video": VIDEOS}
+"""What names of media end in, by the processor that decodes them."""
+
+_OTHER_BRANDS = (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis", b"M4A ", b"M4B ")
+"""Of files that begin as an mp4 does, and hold pictures or sound."""
+
+
+def _begins_as_video(data: bytes) -> bool:
+    """Tell whether bytes begin as mp4 and mov, mkv and webm, or avi do."""
+    if data[4:8] == b"ftyp":
+        return data[8:12] not in _OTHER_BRANDS
+    return data[:4] == b"\x1aE\xdf\xa3" or (data[:4] == b"RIFF" and data[8:12] == b"AVI ")
 
 
 def _kind_of_bytes(data: bytes) -> str | None:
@@ -92,7 +106,7 @@ def _kind_of_bytes(data: bytes) -> str | None:
         read_sound_header(MediumParts(medium))
         return "sound"
     except BadSound:
-        return None
+        return "video" if _begins_as_video(data) else None
 
 
 def find_media(
@@ -108,7 +122,7 @@ def find_media(
     kinds: dict[str, str] = {}
     for name in columns:
         told = [kind_of_medium(item.get(name)) for item in looked]
-        for kind in ("image", "sound"):
+        for kind in _ENDINGS:
             if told.count(kind) * 2 > len(looked):
                 kinds[name] = kind
     return [

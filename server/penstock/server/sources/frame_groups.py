@@ -55,10 +55,11 @@ class RobotTables:
 
     Attributes:
         meta: What `meta/` says.
-        files: The tables, in the order of their episodes.
+        files: The tables that are there, in the order of their episodes.
+        lacking: The names of those that are not.
 
     Raises:
-        InvalidJob: It is not a LeRobot folder, or a table is missing.
+        InvalidJob: It is not a LeRobot folder, or no table is there.
         SourceUnavailable: It cannot be read at the moment.
     """
 
@@ -78,14 +79,25 @@ class RobotTables:
             key="source.root",
             among=self._tables.wanted,
         )
-        self.files = self._tables.files(self.file_set, where)
+        self._where = where
+        there = {file.name: file for file in self.file_set.files}
+        self.files = [there[name] for name in self._tables.wanted if name in there]
+        self.lacking = [name for name in self._tables.wanted if name not in there]
         self._numbers = {name: shard for shard, name in enumerate(self._tables.wanted)}
         self._footers = Footers(self.file_set, "", None)
 
-    def name(self, file: DataFile) -> str:
+    def check_all_there(self) -> None:
+        """Refuse a folder that lacks tables.
+
+        Raises:
+            InvalidJob: One is missing; names an episode that lies in it.
+        """
+        self._tables.files(self.file_set, self._where)
+
+    def name(self, name: str) -> str:
         """Return the name of a table in the folder."""
         folder = self._tables.folder
-        return f"{folder}/{file.name}" if folder else file.name
+        return f"{folder}/{name}" if folder else name
 
     def look(self, file: DataFile) -> TableGroups:
         """Return how a table is cut, by its footer.
@@ -99,7 +111,7 @@ class RobotTables:
             groups = [rows for rows in self._footers.note(file).rows if rows]
         shard = self._numbers[file.name]
         lengths = self._tables.check(shard, file, sum(groups))
-        return TableGroups(self.name(file), groups, lengths.tolist())
+        return TableGroups(self.name(file.name), groups, lengths.tolist())
 
     def episodes_in(self, files: Sequence[DataFile]) -> NDArray[np.int64]:
         """Return the places in `meta.episodes` of those that lie in some tables: int64 (k,)."""

@@ -30,6 +30,7 @@ PICTURES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff",
 )  # fmt: skip
 SOUNDS = (".wav", ".flac", ".ogg", ".opus", ".mp3")
+VIDEOS = (".mp4", ".mkv", ".webm", ".mov", ".avi")
 """What names of media end in that processors decode."""
 
 _QUERY = re.compile(r"\?[^/?*]*=[^/]*$")

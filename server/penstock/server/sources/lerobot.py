@@ -260,7 +260,9 @@ class LerobotSource(FileBlocks):
         return {"meta": meta.fingerprint(lambda _: "", meta.files), "data": super().fingerprint()}
 
     def media_dirs(self) -> dict[str, str]:
-        """Return the folder that videos are relative to."""
+        """Return the folder that videos are relative to; none where no camera is a video."""
+        if not any(feature.kind == VIDEO for feature in self._features):
+            return {}
         return {"": (self.video_root or self._data_root).rstrip("/")}
 
     def hand_over(self) -> list[Catalog]:

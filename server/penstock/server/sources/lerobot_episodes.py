@@ -19,12 +19,19 @@ from penstock.server.sources.lerobot_info import (
     invalid_root,
     read_info,
 )
-from penstock.server.sources.patterns import DataFile
+from penstock.server.sources.patterns import DataFile, is_web
 from penstock.server.usercode.frames import error_line
+from penstock.wire.errors import InvalidJob
 
 INFO, EPISODES, TASKS = "info.json", "episodes", "tasks"
 META_FILES = (INFO, "episodes.jsonl", "tasks.jsonl", "tasks.parquet", "episodes/")
 """The files of `meta/` that decide what items are; statistics are not among them."""
+
+_OF_THE_WEB = (
+    "or copy meta and data to a folder for root, and let video_root be the address: videos are not "
+    "listed"
+)
+"""The way on where a web server does not list its files, or lists them in a way of its own."""
 
 Ints = NDArray[np.int64]
 
@@ -91,13 +98,18 @@ class LerobotMeta:
     """
 
     def __init__(self, root: str, storage_options: dict[str, Any] | None) -> None:
-        self.files = FileSet(
-            root.rstrip("/") + "/meta",
-            suffix=(".json", ".jsonl", ".parquet"),
-            storage_options=storage_options,
-            key="source.root",
-            among=META_FILES,
-        )
+        try:
+            self.files = FileSet(
+                root.rstrip("/") + "/meta",
+                suffix=(".json", ".jsonl", ".parquet"),
+                storage_options=storage_options,
+                key="source.root",
+                among=META_FILES,
+            )
+        except InvalidJob as error:
+            if not is_web(root):
+                raise
+            raise error.reworded(f"{error.message}; {_OF_THE_WEB}") from error
         self._by_name = {file.name: file for file in self.files.files}
         for file in self.files.files:
             with refusing(file, "source.root"):
@@ -105,7 +117,7 @@ class LerobotMeta:
         if INFO not in self._by_name:
             raise invalid_root(
                 f"{root} is not a LeRobot folder: it has no meta/{INFO}; name the folder that has "
-                "meta, data and videos in it"
+                "meta, data and videos in it" + (f"; {_OF_THE_WEB}" if is_web(root) else "")
             )
         self.info = read_info(self._read(INFO), f"{root}/meta/{INFO}")
         self.tasks = _tasks_by_number(list(self._rows(TASKS, ("task_index",))), f"{root}/meta")

@@ -70,7 +70,20 @@ def _is_no_path(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR)
 
 
+def is_web(pattern: str) -> bool:
+    """Tell whether a URL is of a web server, which as a rule lists nothing."""
+    return pattern.lower().startswith(("http://", "https://"))
+
+
 def _no_file(pattern: str, key: str) -> InvalidJob:
+    if is_web(pattern):
+        return InvalidJob(
+            f"no file matches {pattern!r}: check the address; where the server does not list what "
+            "lies below it, name each file by its own, or put them on a store that lists, such as "
+            "s3:// or hf://",
+            key=key,
+            pattern=pattern,
+        )
     return InvalidJob(
         f"no file matches {pattern!r}: check the path; in a job file, or in a meta file, it is "
         "relative to that file",

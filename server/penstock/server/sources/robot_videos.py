@@ -17,8 +17,8 @@ from penstock.server.sources.lerobot_info import VIDEO, fixed_folder
 from penstock.server.sources.patterns import DataFile
 
 
-class VideoFault(NamedTuple):
-    """A video that does not hold what it should.
+class FolderFault(NamedTuple):
+    """A table or a video that does not hold what it should.
 
     Attributes:
         name: The file's name in the folder.
@@ -100,7 +100,7 @@ class RobotVideos:
         self._found = {name: by_name[name[cut:]] for name in self.names if name[cut:] in by_name}
         self.lacking = [name for name in self.names if name not in self._found]
 
-    def look(self, name: str) -> VideoFault | None:
+    def look(self, name: str) -> FolderFault | None:
         """Return what a video lacks, by its index; None = it holds the frames of its episodes.
 
         Raises:
@@ -108,12 +108,12 @@ class RobotVideos:
             MissingExtra: PyAV is not installed.
         """
         if (file := self._found.get(name)) is None:
-            return VideoFault(name, "is not there")
+            return FolderFault(name, "is not there")
         with refusing(file, "source.root"):
             try:
                 self._check(name, _DataMedium(self._files, file))
             except BadVideo as error:
-                return VideoFault(name, str(error))
+                return FolderFault(name, str(error))
         return None
 
     def _check(self, name: str, medium: Medium) -> None:

@@ -26,7 +26,7 @@ from penstock.server.roles.processors.frames_processor import FramesProcessor
 from penstock.server.roles.processors.video import PIXELS, RGB24, check_decoder
 from penstock.server.roles.samples import RawItem, Sample
 from penstock.server.roles.source import Source
-from penstock.wire.errors import InvalidJob
+from penstock.wire.errors import BadItem, InvalidJob, SourceChanged
 
 PAD = "_is_pad"
 _REFERENCE = ("bytes", "path", "dir", "offset", "length")
@@ -230,6 +230,8 @@ class RobotProcessor(FramesProcessor):
             BadVideo: A video is damaged, or shows no frame at a time; names file, episode, frame
                 and camera.
             BadPicture: A picture is damaged, or too large.
+            BadItem: A file is not there; names it, camera, episode and frame.
+            SourceChanged: A file is not the one that was there; names the same.
         """
         sample: Sample = {}
         shown = {each.camera: each for each in self._shown(raw)}
@@ -257,6 +259,8 @@ class RobotProcessor(FramesProcessor):
                 shown = planes_of(frames, index, self.frames.pixels)
         except BadVideo as error:
             raise BadVideo(f"{medium.name}, {each.camera}, {each.where}: {error}") from error
+        except (BadItem, SourceChanged) as error:  # of its storage, which knows the file alone
+            raise error.reworded(f"{each.camera}, {each.where}: {error.message}") from error
         return {each.camera + end: _joined(each, pixels) for end, pixels in shown.items()}
 
     def _picture(self, medium: Medium) -> np.ndarray:
