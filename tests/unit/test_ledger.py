@@ -21,7 +21,7 @@ from penstock.server.node.demand.room import find_room, has_stalled, is_urgent, 
 from penstock.server.node.demand.stream_demand import StreamDemand
 from penstock.server.node.demand.wanted import BatchState, WantedBatch
 from penstock.server.processes.shared_memory import sealed_memory
-from penstock.server.roles.processors import FunctionProcessor, ImageProcessor
+from penstock.server.roles.processors import FunctionProcessor, VideoProcessor
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadItem, LogDiverged
 from penstock.wire.order import Cut, Share
@@ -823,12 +823,12 @@ def test_a_bound_in_bytes_never_leaves_anybody_waiting(seed: int) -> None:
     assert [rank.next >= end for rank in ranks] == [True] * 3
 
 
-def test_before_the_first_batch_of_media_only_what_is_owed_is_made(tmp_path: Path) -> None:
+def test_before_the_first_batch_of_videos_only_what_is_owed_is_made(tmp_path: Path) -> None:
     """Nobody knows how large they are: four of 100 MB each would be made before one is counted."""
-    items = ItemsSource([{"image": {"bytes": b"", "path": None}}] * 30)
-    processor = ImageProcessor()
-    (tmp_path / "a.jpg").touch()
-    media = MediaFiles(str(tmp_path))
+    items = ItemsSource([{"video": "a.mp4"}] * 30)
+    processor = VideoProcessor()
+    (tmp_path / "a.mp4").touch()
+    media = MediaFiles(str(tmp_path), endings=[".mp4"])
     job = Job(items, processor=processor, batch_size=1, lanes=8, media=media)
     log = Log(job, bound_bytes=10 * SIZE)
     readers = [whole(log, 4), whole(log, 8, start=4)]

@@ -74,6 +74,7 @@ class Log:
         self.produced = self.recomputed = self.cache_hits = 0
         self.ticket_s = 0.0  # how long a ticket of this job usually takes
         self.tickets_per_s = 0.0  # a mean of the rates of each: short ones count for more
+        self.decodes_videos = job.decodes_videos
         self.takes_media = any(roles.media is not None for roles in job.role_sets)
         self.made = MadeOffsets()
         self.assignment = LaneAssignment(job.reading_groups, job.readings())

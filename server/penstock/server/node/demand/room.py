@@ -76,8 +76,8 @@ def find_room(log: Log, entry: WantedBatch, logs: Collection[Log]) -> bool:
         entry: The batch.
         logs: The ledger of all logs of the node.
     """
-    if log.takes_media and not log.largest_bytes and not is_urgent(entry):
-        return False  # pictures and videos take any size: the first batch tells how much room
+    if log.decodes_videos and not log.largest_bytes and not is_urgent(entry):
+        return False  # windows of frames take 100 MB and more: the first batch tells how much room
     busy_bytes = sum(other.busy_bytes for other in logs)
     if busy_bytes + log.largest_bytes > log.bound_bytes:
         # Also for what is always admitted: it goes above the bound, what is only kept does not.
