@@ -13,14 +13,11 @@ from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from penstock.server.files.catalog import Stamp
 from penstock.server.media.fetching import JOINED_BYTES, Fetching
 from penstock.server.media.media_places import MediaPlace
-
-if TYPE_CHECKING:
-    from penstock.server.media.file_medium import FileMedium
 
 CHUNK_BYTES, CHUNK_ASKS = 2 << 20, 4096
 """As long as what was asked for lately, so often, lies in so few chunks of files that half of the
@@ -31,6 +28,26 @@ MAX_STAMPS = 65_536
 """Files whose stamp is remembered, some 200 bytes each."""
 
 _begins = attrgetter("start")
+
+
+class PartedFile(Protocol):
+    """A file, or a stretch of one, that is read by parts.
+
+    Attributes:
+        name: What errors call it.
+        place: Where it is.
+        offset: Where it begins in its file.
+    """
+
+    name: str
+    place: MediaPlace
+    offset: int
+
+    def known(self) -> tuple[int, str]:
+        """Return its size and version, as far as they are known; see `Medium.known`."""
+
+    def fetch_parts(self, media: Sequence[Any]) -> list[bytes]:
+        """Read several parts of its file at once; see `Fetchable.fetch_parts`."""
 
 
 class FilePart:
@@ -47,7 +64,7 @@ class FilePart:
         seen: How the file looked that its bytes are of; None = a directory lists it.
     """
 
-    def __init__(self, medium: FileMedium, start: int, stop: int, parts: FetchedParts) -> None:
+    def __init__(self, medium: PartedFile, start: int, stop: int, parts: FetchedParts) -> None:
         self.medium, self.start, self.stop = medium, start, stop
         self.name, self.place = medium.name, medium.place
         self.users: set[Hashable] = set()
@@ -106,7 +123,7 @@ class FetchedParts:
 
     def ask(
         self,
-        medium: FileMedium,
+        medium: PartedFile,
         spans: Iterable[tuple[int, int]],
         user: Hashable,
         *,
@@ -140,7 +157,7 @@ class FetchedParts:
         self._fetching.ask(wanted, now=now)
 
     def _widened(
-        self, medium: FileMedium, spans: Iterable[tuple[int, int]]
+        self, medium: PartedFile, spans: Iterable[tuple[int, int]]
     ) -> list[tuple[int, int]]:
         """Return spans, of whole chunks where all that is in use has room."""
         spans = list(spans)
@@ -166,7 +183,7 @@ class FetchedParts:
         return found
 
     def _covering(
-        self, medium: FileMedium, own: list[FilePart], start: int, stop: int
+        self, medium: PartedFile, own: list[FilePart], start: int, stop: int
     ) -> list[FilePart]:
         """Return the parts that a span lies in; those that lack are made."""
         at = max(0, bisect_right(own, start, key=_begins) - 1)
