@@ -19,6 +19,9 @@ TASKS = ("pick up the cube", "put it into the box", "wave")
 CAMERAS = ("observation.images.front", "observation.images.wrist", "observation.images.top")
 HEIGHT, WIDTH = 96, 128
 
+WINDOWS = {CAMERAS[0]: [-0.2, 0.0, 0.1], "action": [0.0, 0.1, 0.2, 0.3]}
+"""Of the jobs whose batches `check_shown` compares."""
+
 VideoWriter = Callable[[Path, str, Sequence[int]], None]
 """Writes a video's frames: its path, its camera, and the `index` of each of its frames."""
 
@@ -314,3 +317,30 @@ def video_writer(fps: int, **film: Any) -> VideoWriter:
         path.write_bytes(videos.written(one))
 
     return write
+
+
+def check_shown(robots: RobotFolder, batch: Any) -> None:
+    """Compare all that a batch with `WINDOWS` shows with what its frames' numbers say.
+
+    Args:
+        robots: The folder that it is of.
+        batch: Its values: frames of videos in RGB, stacked.
+    """
+    from videos import read_number
+
+    count = len(batch["index"])
+    assert batch[CAMERAS[0]].shape == (count, 3, HEIGHT, WIDTH, 3)
+    assert batch[CAMERAS[1]].shape == (count, HEIGHT, WIDTH, 3)
+    for at, index in enumerate(np.asarray(batch["index"]).tolist()):
+        episode = int(batch["episode_index"][at])
+        start, stop = robots.starts[episode], robots.starts[episode + 1]
+        wanted = [index - 2, index, index + 1]
+        numbers = [frame_number(CAMERAS[0], min(max(i, start), stop - 1)) for i in wanted]
+        assert [read_number(np.asarray(f)) for f in batch[CAMERAS[0]][at]] == numbers
+        pads = np.asarray(batch[f"{CAMERAS[0]}_is_pad"][at]).tolist()
+        assert pads == [not start <= i < stop for i in wanted]
+        for camera in CAMERAS[1:]:
+            shown = read_number(np.asarray(batch[camera][at]))
+            assert shown == frame_number(camera, index)
+        ahead = [min(index + k, stop - 1) for k in range(4)]
+        assert np.asarray(batch["action"][at])[:, 0].tolist() == ahead

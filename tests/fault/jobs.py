@@ -7,6 +7,7 @@ from typing import Any
 
 from harness import write_job_file
 from resume.plans import LENGTHS
+from robots import WINDOWS, RobotFolder, video_writer
 
 ROLES = '''
 from penstock.server.roles import RawItemProcessor
@@ -77,4 +78,24 @@ def write_jobs(folder: Path, **server: Any) -> Path:
     return write_job_file(folder / "jobs.yaml", jobs, **{"ready_bytes": "64 KiB", **server})
 
 
-__all__ = ["STEP", "write_jobs"]
+ROBOTS = RobotFolder(lengths=(7, 4, 9, 1, 6, 12, 5, 16))
+"""Sixty frames: ten for each lane in an epoch."""
+
+
+def write_robot_job(folder: Path, **server: Any) -> Path:
+    """Write the folder `ROBOTS` with its videos, and the job `robots`: as the others, by pools."""
+    ROBOTS.write(folder / "robots", video_writer(ROBOTS.fps))
+    job = {
+        "seed": 11,
+        "lanes": 6,
+        "batches_per_step": STEP,
+        "snapshot_every": 4,
+        "source": {"type": "lerobot", "root": "robots", "delta_timestamps": WINDOWS},
+        "distributor": {"type": "episodes", "pool": 2},
+        "processor": {"type": "robot", "decoders": 2, "frame_bytes": 1 << 20},
+        "batch_size": 3,
+    }
+    return write_job_file(folder / "jobs.yaml", {"robots": job}, ready_bytes="16 MiB", **server)
+
+
+__all__ = ["ROBOTS", "STEP", "write_jobs", "write_robot_job"]

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from fault.jobs import STEP, write_jobs
+from fault.jobs import STEP, write_jobs, write_robot_job
 from harness import Rank, Server, kill_process
 from invariants import Attempts, Generation, Purity, eventually
 from penstock.server.jobs.load import load
@@ -23,7 +23,7 @@ class Run:
     Args:
         folder: Where everything lies.
         seed: Decides what is killed when, as far as the machine lets it.
-        job: `packed` or `sized`.
+        job: One of `write_jobs`, or `robots`.
         workers: Of the node.
     """
 
@@ -32,7 +32,8 @@ class Run:
     ) -> None:
         self.folder, self.job = folder, job
         self.rng = random.Random(f"{seed} {job}")
-        self.file = write_jobs(folder, workers=workers, snapshot_seconds=0.1)
+        write = write_robot_job if job == "robots" else write_jobs
+        self.file = write(folder, workers=workers, snapshot_seconds=0.1)
         self.address = f"unix:{folder}/n.sock"
         self.server = Server(self.file, "--listen", self.address).start()
         self.purity = Purity(load(str(self.file)).jobs[job])
