@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -146,24 +147,26 @@ def _print(root: str, found: _FolderReport) -> None:
         )
     elif found.looked and not found.table_faults:
         say("each episode has a row group of its own")
-    for fault in found.table_faults[:SHOWN]:
-        say(f"  {fault.name}: {fault.said}")
-    _print_more(len(found.table_faults))
-    if found.table_faults:
-        say(
-            f"{len(found.table_faults):,} of {all_tables:,} tables cannot be read: copy them "
-            "again, or leave their episodes out with episodes"
-        )
-    for fault in found.faults[:SHOWN]:
-        say(f"  {fault.name}: {fault.said}")
-    _print_more(len(found.faults))
-    if found.faults:
-        say(
-            f"{len(found.faults):,} of {found.videos:,} videos do not hold their episodes' frames: "
-            "copy them again, or leave the episodes out with episodes"
-        )
-    elif found.videos:
+    _print_faults(
+        found.table_faults,
+        f"of {all_tables:,} tables cannot be read: copy them again, or leave their episodes out "
+        "with episodes",
+    )
+    _print_faults(
+        found.faults,
+        f"of {found.videos:,} videos do not hold their episodes' frames: copy them again, or leave "
+        "the episodes out with episodes",
+    )
+    if found.videos and not found.faults:
         say(f"all {found.videos:,} videos hold their episodes' frames")
+
+
+def _print_faults(faults: Sequence[FolderFault], what_to_do: str) -> None:
+    for fault in faults[:SHOWN]:
+        say(f"  {fault.name}: {fault.said}")
+    _print_more(len(faults))
+    if faults:
+        say(f"{len(faults):,} {what_to_do}")
 
 
 def _print_more(count: int) -> None:

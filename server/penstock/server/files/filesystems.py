@@ -84,12 +84,17 @@ def located(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, st
         ) from None
 
 
+def is_web(url: str) -> bool:
+    """Tell whether a URL is of a web server, which as a rule lists nothing."""
+    return url.lower().startswith(("http://", "https://"))
+
+
 def _bounded(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return options with which no request to a web server is silent for ever.
 
     Other filesystems have such bounds by themselves: those of FTP, SMB and S3 are in their options.
     """
-    if not url.lower().startswith(("http://", "https://")):
+    if not is_web(url):
         return options
     timeout = require("aiohttp").ClientTimeout(
         total=_WEB_S, sock_connect=SILENT_S, sock_read=SILENT_S

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.server.core.shown import shown
-from penstock.server.files.filesystems import require
+from penstock.server.files.filesystems import is_web, require
 from penstock.server.sources.files import FileSet, refusing
 from penstock.server.sources.lerobot_info import (
     MAX_FRAMES,
@@ -19,7 +19,7 @@ from penstock.server.sources.lerobot_info import (
     invalid_root,
     read_info,
 )
-from penstock.server.sources.patterns import DataFile, is_web
+from penstock.server.sources.patterns import DataFile
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import InvalidJob
 

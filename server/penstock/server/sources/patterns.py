@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.server.files.filesystems import located
+from penstock.server.files.filesystems import is_web, located
 from penstock.server.files.ranges import LOOKERS, Ranges
 from penstock.server.usercode.transient import is_transient
 from penstock.wire.credentials import without_credentials
@@ -68,11 +68,6 @@ def _filesystem(pattern: str, options: dict[str, Any], key: str) -> tuple[Any, s
 def _is_no_path(error: Exception) -> bool:
     """Tell whether no file can have such a path: a name that is too long, a file as a folder."""
     return isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR)
-
-
-def is_web(pattern: str) -> bool:
-    """Tell whether a URL is of a web server, which as a rule lists nothing."""
-    return pattern.lower().startswith(("http://", "https://"))
 
 
 def _no_file(pattern: str, key: str) -> InvalidJob:
