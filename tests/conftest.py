@@ -47,6 +47,21 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("thorough")
 
 
+# --- a library that a test uses changes nothing that all later processes inherit ---
+
+
+@pytest.fixture(autouse=True)
+def scheduled_as_before() -> Iterator[None]:
+    """Let a test fail that leaves its process with another priority.
+
+    An encoder of videos made it a real-time one, and all that later tests started, too: now and
+    then these left no time to the rest of the machine, for an hour.
+    """
+    before = os.sched_getscheduler(0), os.nice(0)
+    yield
+    assert (os.sched_getscheduler(0), os.nice(0)) == before
+
+
 # --- `unit/` starts no process ---
 
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})

@@ -5,6 +5,7 @@ A wrong frame is seen by reading the number back, from RGB or from a plane of lu
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
@@ -271,6 +272,20 @@ def without_frames() -> bytes:
     return written(replace(H264, frames=0))
 
 
+@contextlib.contextmanager
+def _as_scheduled() -> Iterator[None]:
+    """Take back what SVT-AV1 does to the thread that opens it, where that may: `SCHED_FIFO`, 99.
+
+    All that the tests start would inherit it, and such processes leave no time to any other.
+    """
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
+
+
+@_as_scheduled()
 def _write(file: io.BytesIO, film: Film, pan: Iterator[Pixels]) -> None:
     with av.open(file, "w", format=film.container, options=MUXING | dict(film.muxing)) as out:
         stream = out.add_stream(film.codec, rate=film.rate, options=dict(film.options))
