@@ -95,15 +95,18 @@ def test_videos_become_frames(
     assert list(batch["frame_numbers"][0]) == [0, 1, 3, 4, 5, 6, 8, 9]
 
 
-@pytest.mark.parametrize("layout", ["v2.1", "v3.0"])
+@pytest.mark.parametrize(
+    ("layout", "root"), [("v2.1", "robots"), ("v3.0", "robots"), ("v3.0", "file://{home}/robots")]
+)
 def test_a_folder_of_robots_becomes_batches_of_frames(
-    layout: str, home: Path, capsys: pytest.CaptureFixture[str]
+    layout: str, root: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the window that a comment shows can be taken as it is."""
     robots = RobotFolder(layout=layout)
     robots.write(home / "robots", video_writer(robots.fps))
+    root = root.format(home=home)
 
-    assert run(["init", "robots/"]) == 0, capsys.readouterr().err
+    assert run(["init", f"{root}/"]) == 0, capsys.readouterr().err
     text = (home / "penstock.yaml").read_text()
     (home / "windows.yaml").write_text(text.replace("# delta_timestamps", "delta_timestamps"))
     assert run(["check", "penstock.yaml"]) == 0, capsys.readouterr().err
@@ -114,7 +117,8 @@ def test_a_folder_of_robots_becomes_batches_of_frames(
 
     assert "frames of 5 episodes of robots" in capsys.readouterr().out
     job = yaml.safe_load(text)["jobs"]["main"]
-    assert job["source"] == {"type": "lerobot", "root": "robots"}
+    assert job["source"]["type"] == "lerobot"
+    assert job["source"]["root"].rstrip("/") == root
     assert job["distributor"]["type"] == "episodes"
     assert job["processor"] == {"type": "robot"}
     assert found["penstock"]["action"].shape == (8, 4)
@@ -171,7 +175,8 @@ def test_the_missing_decoder_is_named(of: str, home: Path) -> None:
         (["robots", "--media", "videos"], "--source video_root=DIR says it"),
         (["robots", "--tokenizer", "t.json"], "task is a text"),
         (["robots", "more"], "is a folder that is read as one"),
-        (["hf://datasets/owner/name"], "source: {type: lerobot, root: URL}"),
+        (["file:///nowhere/at/all"], "is one that has meta/info.json in it"),
+        (["https://example.org/robots"], "on a store that lists its files"),
         (["film.mp4"], "is one picture, sound or video: name its folder"),
     ],
 )

@@ -83,6 +83,7 @@ def init(
       penstockd init pictures/ --batch-size 32
       penstockd init clips.jsonl --media clips/
       penstockd init robots/
+      penstockd init s3://bucket/robots
       penstockd init 's3://bucket/corpus/*.jsonl' --tokenizer tokenizer.json
       penstockd init shards/ --batch-size 32
       penstockd init saved/ --split train --tokenizer tokenizer.json

@@ -10,11 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.server.files.filesystems import is_web
+from penstock.server.sources.files import FileSet
 from penstock.server.sources.kinds import COMPRESSED, PICTURES, SOUNDS, VIDEOS, kind_of
 from penstock.server.sources.kinds import KINDS as SOURCES
-from penstock.wire.errors import InvalidRequest
+from penstock.wire.errors import InvalidJob, InvalidRequest
 
 TOKENIZER = "tokenizer.json"
+
+INFO = "meta/info.json"
+"""Of a folder that LeRobot recorded."""
 
 MAX_OBJECT_BYTES = 1 << 20
 """A larger file is taken for rows without a look: no list of data sets is as long."""
@@ -98,25 +103,40 @@ def _of_the_hub(text: str) -> str:
 
 
 def _of_urls(paths: Sequence[str]) -> dict[str, Any]:
-    """Return the source of files at URLs, by their names: nothing is listed for that.
+    """Return the source of files at URLs by their names, or of one folder that LeRobot recorded.
 
     Raises:
         InvalidRequest: The names do not tell what the files hold.
+        SourceUnavailable: The store of a folder does not answer.
+        MissingExtra: The package of the store of a folder is not installed.
     """
     kinds = {kind_of(path) for path in paths}
+    if len(paths) == 1 and kinds == {None} and _was_recorded(paths[0]):
+        return {"type": "lerobot", "root": paths[0]}
     if len(kinds) > 1 or kinds & {None, "hf"}:
         raise _of_path(
             f"{' '.join(paths)} does not say what is read: name URLs of one kind by their ending, "
-            "such as s3://bucket/folder/*.parquet; a folder that LeRobot recorded is read by "
-            "source: {type: lerobot, root: URL}, as docs/episodes.md shows",
+            "such as s3://bucket/folder/*.parquet; a folder that LeRobot recorded is one that has "
+            "meta/info.json in it, on a store that lists its files",
             paths[0],
         )
     return {"type": kinds.pop(), "files": paths[0] if len(paths) == 1 else list(paths)}
 
 
+def _was_recorded(url: str) -> bool:
+    """Tell whether a URL is a folder of LeRobot's; of web servers, which list nothing, none is."""
+    if is_web(url):
+        return False
+    try:
+        FileSet(url.rstrip("/") + f"/{INFO}", suffix=".json")
+    except InvalidJob:
+        return False
+    return True
+
+
 def _written_whole(folder: Path) -> tuple[str, str] | None:
     """Return the type of a folder that a library wrote as one, and the parameter that names it."""
-    if (folder / "meta" / "info.json").exists():
+    if (folder / INFO).exists():
         return "lerobot", "root"
     if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
         return "saved", "path"
