@@ -164,6 +164,7 @@ def test_the_folder_is_bounded(
     os.utime(left, (10**9, 10**9))
     assert opened(tmp_path / "data-0")[0] == set()  # used: now it is the newest of the four
     monkeypatch.setattr(catalog, "MAX_FOLDER_BYTES", 3 * size + size // 2)
+    monkeypatch.setattr(catalog, "LOOK_BYTES", 1)
 
     opened(write(tmp_path / "data-4"))
 
@@ -173,6 +174,28 @@ def test_the_folder_is_bounded(
     before = {path.name for path in cache.iterdir()}
     opened(write(tmp_path / "data-5"))
     assert {path.name for path in cache.iterdir()} == before
+
+
+def test_small_files_are_bounded_without_a_look_at_each(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look takes a stat of all that is there, so it comes by chance, once a MiB or so."""
+    monkeypatch.setattr(catalog, "MAX_FOLDER_BYTES", 1 << 20)
+    looks = []
+    scan = os.scandir
+
+    def counted(folder: Path) -> Any:
+        looks.append(folder)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    for number in range(640):
+        catalog.keep_bytes(f"{number:032x}", bytes(64 << 10))
+    monkeypatch.undo()
+
+    # 40 MiB: without a look at the last 24 of them, or with as many as writes, e to the -24th.
+    assert sum(path.stat().st_size for path in cache.iterdir()) < 25 << 20
+    assert 0 < len(looks) < 320
 
 
 def test_behind_a_url_the_filesystem_says_what_changes() -> None:

@@ -41,6 +41,11 @@ change may leave it with the same time. Clocks of file systems tick in up to 2 s
 MAX_CATALOG_BYTES, MAX_FOLDER_BYTES = 64 << 20, 256 << 20
 """Bounds of one catalog and of all that are kept; those that were used longest ago go first."""
 
+LOOK_BYTES, LEAST_BYTES = 1 << 20, 4 << 10
+"""The folder is looked at once for so much that is written, where nothing counts for less than the
+second: a look takes the size of every file, which are tens of thousands where each video has one.
+"""
+
 VARIABLE = "PENSTOCK_HASH_CACHE"
 AUTO, OFF = "auto", "off"
 
@@ -250,7 +255,7 @@ class Catalog:
         if len(data) > MAX_CATALOG_BYTES:
             logger.debug("a catalog of %d bytes is not kept: it is too large", len(data))
             return
-        _put(folder, self.key, data, makes_room=True)
+        _put(folder, self.key, data)
 
     def _is_kept(self, path: str) -> bool:
         entry = self._entries.get(_key_of(path))
@@ -267,7 +272,7 @@ def keep_bytes(key: str, data: bytes) -> None:
     folder = cache_folder()
     if folder is None or len(data) > MAX_CATALOG_BYTES:
         return
-    _put(folder, key, data, makes_room=key.startswith("00"))  # it looks at all files: 1 in 256
+    _put(folder, key, data)
 
 
 def kept_bytes(key: str) -> bytes | None:
@@ -287,7 +292,7 @@ def kept_bytes(key: str) -> bytes | None:
     return data
 
 
-def _put(folder: Path, key: str, data: bytes, *, makes_room: bool) -> None:
+def _put(folder: Path, key: str, data: bytes) -> None:
     """Write a file of the cache folder; where that cannot be, it is done without."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -300,10 +305,18 @@ def _put(folder: Path, key: str, data: bytes, *, makes_room: bool) -> None:
         except BaseException:
             os.unlink(fresh)
             raise
-        if makes_room:
+        if _looks(len(data)):
             _make_room(folder)
     except OSError as error:
         logger.debug("what is known of files is not kept in %s: %s", folder, error)
+
+
+def _looks(count: int) -> bool:
+    """Tell, by chance, whether so many bytes are those after which the folder is looked at.
+
+    By chance, as no process knows what others have written; and not by the generators of users.
+    """
+    return int.from_bytes(os.urandom(4), "big") % LOOK_BYTES < max(count, LEAST_BYTES)
 
 
 def _key_of(path: str) -> str:
