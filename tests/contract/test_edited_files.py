@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from contract.test_sources import CASES, Case, plain
 from penstock.server.files.content import WHOLE_BYTES
@@ -170,3 +174,46 @@ def test_where_parts_of_a_file_are_hashed_another_time_of_change_is_refused(tmp_
 
     with pytest.raises(SourceChanged, match=r"a\.jsonl changed"):
         source.fetch([40])
+
+
+class HubFiles(MemoryFileSystem):  # type: ignore[misc]
+    """Tells of its files what `huggingface_hub` tells of those of a repository."""
+
+    protocol = "hubfiles"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("hubfiles://", "memory://"))  # type: ignore[no-any-return]
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        """Return the name, the size and the id of the blob."""
+        return self._as_told(super().info(path, **kwargs))
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        """Return the same of a folder's."""
+        found = [self._as_told(info) for info in super().ls(path, detail=True, **kwargs)]
+        return found if detail else [info["name"] for info in found]
+
+    def _as_told(self, info: dict[str, Any]) -> dict[str, Any]:
+        told = {key: info[key] for key in ("name", "size", "type")}
+        if info["type"] == "file":
+            content = self.store[info["name"]].getvalue()
+            told["blob_id"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        return {**told, "lfs": None, "last_commit": None}
+
+
+def test_a_commit_that_changes_a_file_of_the_hub_is_noticed(tmp_path: Path) -> None:
+    """By the id of its blob: neither a size nor a time need to tell."""
+    fsspec.register_implementation("hubfiles", HubFiles, clobber=True)
+    files = fsspec.filesystem("hubfiles")
+    files.pipe("/hub/a.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
+    try:
+        source = JsonlSource("hubfiles://hub/*.jsonl")
+        source.identity()
+
+        files.pipe("/hub/a.jsonl", b'{"text": "one"}\n{"text": "six"}\n')
+
+        with pytest.raises(SourceChanged, match=r"a\.jsonl"):
+            source.fetch([1])
+    finally:
+        files.rm("/hub", recursive=True)

@@ -205,6 +205,10 @@ def test_behind_a_url_the_filesystem_says_what_changes() -> None:
     cases: list[tuple[dict[str, Any], bool]] = [
         ({"ETag": '"abc"', "LastModified": now}, True),
         ({"md5Hash": "abc"}, True),
+        ({"blob_id": "abc", "lfs": {"sha256": "def"}, "last_commit": None}, True),
+        ({"xet_hash": "abc", "mtime": now}, True),
+        ({"sha": "abc", "mode": "100644"}, True),
+        ({"modificationTime": int(now.timestamp() * 1000)}, False),
         ({"mtime": now.timestamp()}, False),
         ({"mtime": old.timestamp()}, True),
         ({"created": old}, True),

@@ -85,8 +85,16 @@ def local_stamp(found: os.stat_result) -> Stamp:
     )
 
 
-_CONTENT = ("ETag", "etag", "md5", "md5Hash", "checksum", "sha256")
-_TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
+_CONTENT = (
+    "ETag", "etag", "md5", "md5Hash", "checksum", "sha256",
+    "blob_id", "xet_hash",  # of the Hub's repositories, and of its buckets
+    "sha",  # of GitHub's
+)  # fmt: skip
+_TIMES = (
+    "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created",
+    "modificationTime",  # of WebHDFS
+    "modify",  # of FTP
+)  # fmt: skip
 
 
 def remote_stamp(info: Mapping[str, Any]) -> Stamp:
