@@ -366,7 +366,10 @@ def test_lightning_without_the_callback_is_noticed_once(ranks: Ranks) -> None:
 
 
 def test_accelerates_data_loader_is_noticed_and_its_skipping_refused(ranks: Ranks) -> None:
-    """The same for a DataLoader that Accelerate wraps; with a StatefulDataLoader it is right."""
+    """The same for a DataLoader that Accelerate wraps; with a StatefulDataLoader it is right.
+
+    A Loader itself stays as it is: nothing shards it a second time.
+    """
     folder = ranks.folder("accelerate-wrapped")
     (folder / "wrapped.py").write_text(WRAPPED.replace(ADDRESS, ranks.node.address))
 
@@ -375,6 +378,7 @@ def test_accelerates_data_loader_is_noticed_and_its_skipping_refused(ranks: Rank
     assert run.codes == [0], run.said
     assert len(re.findall(r"Accelerate's data loader holds a batch ahead", run.said)) == 1
     assert "stateful 3" in run.said
+    assert run.said.count("untouched True") == 2
     assert "it resumes by load_state_dict()" in run.said
     assert "pass num_workers=0" in run.said
 
@@ -401,6 +405,7 @@ for stateful in (False, True):
     loader = Loader(NODE, "train", batches_per_step=1)
     settings = DataLoaderConfiguration(dispatch_batches=False, use_stateful_dataloader=stateful)
     accelerator = Accelerator(cpu=True, dataloader_config=settings)
+    print("untouched", accelerator.prepare(loader) is loader)
     batches = accelerator.prepare(DataLoader(LoaderDataset(loader), batch_size=None))
     for number, batch in enumerate(batches):
         if number == 2:

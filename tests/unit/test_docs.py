@@ -72,10 +72,12 @@ def test_other_pages_name_codes_that_exist() -> None:
 
 
 def test_decisions_are_numbered_without_gaps() -> None:
-    """So that "decision 4" is one page for ever."""
+    """So that "decision 4" is one page for ever; the list has them in that order."""
     numbers = [int(page.name[:4]) for page in DECISIONS]
+    listed = re.findall(r"^\| \[(\d+)\]", (DOCS / "decisions" / "README.md").read_text(), re.M)
 
     assert numbers == list(range(1, len(numbers) + 1))
+    assert [int(number) for number in listed] == numbers
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)

@@ -167,8 +167,9 @@ METRICS: dict[str, Metric] = {
         "counter",
         (JOB,),
         "bytes",
-        "Bytes that the drawn items take in storage, of `parquet` sources: what would "
-        "be read if every row group were read once.",
+        "Bytes that the drawn items take in storage, of sources that know their blocks: all that "
+        "read files but `hf`, `hf_stream`, `folder` and `text` by document. What would be read if "
+        "every block were read once.",
         ("run", "PenstockReadsAgain"),
     ),
     "penstock_packing_fill_ratio": Metric(
