@@ -248,12 +248,13 @@ def test_bounds_are_not_part_of_the_identity() -> None:
     assert resized["version"] == RobotProcessor().identity()["version"]
 
 
-def test_every_offset_restores_exactly(root: Path) -> None:
+@pytest.mark.parametrize("parameters", [{}, {"resize": "shortest", "resize_to": 24}])
+def test_every_offset_restores_exactly(root: Path, parameters: dict[str, Any]) -> None:
     """With one open video and no kept frames, too: neither decides a byte."""
 
     def make() -> Job:
         source = LerobotSource(str(root), delta_timestamps={FRONT: [0.0, 0.1]})
-        processor = RobotProcessor(decoders=1, frame_bytes=0)
+        processor = RobotProcessor(decoders=1, frame_bytes=0, **parameters)
         return Job(source, processor=processor, batcher=SimpleBatcher(4), lanes=2, name="robots")
 
     check_job(make, batches=6)
