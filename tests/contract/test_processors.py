@@ -147,6 +147,7 @@ CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
         lambda _: RobotProcessor(cameras=["left"]),
         {"left": [{"bytes": JPEG, "path": None}] * 2, "left_is_pad": np.array([True, False])},
     ),
+    "robot, resized": (lambda _: RobotProcessor(resize="exact", resize_to=[30, 40]), FRAME),
     "sound": (lambda _: SoundProcessor(columns=["text"]), SOUND),
     "sound, resampled": (
         lambda _: SoundProcessor(sample_rate=16000, dtype="int16", stop_s="end"),

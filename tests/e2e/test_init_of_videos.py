@@ -101,7 +101,7 @@ def test_videos_become_frames(
 def test_a_folder_of_robots_becomes_batches_of_frames(
     layout: str, root: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And the window that a comment shows can be taken as it is."""
+    """And the window and the size that comments show can be taken as they are."""
     robots = RobotFolder(layout=layout)
     robots.write(home / "robots", video_writer(robots.fps))
     root = root.format(home=home)
@@ -109,9 +109,10 @@ def test_a_folder_of_robots_becomes_batches_of_frames(
     assert run(["init", f"{root}/"]) == 0, capsys.readouterr().err
     text = (home / "penstock.yaml").read_text()
     (home / "windows.yaml").write_text(text.replace("# delta_timestamps", "delta_timestamps"))
+    (home / "sizes.yaml").write_text(text.replace("# resize", "resize"))
     assert run(["check", "penstock.yaml"]) == 0, capsys.readouterr().err
     found = {}
-    for name in ("penstock", "windows"):
+    for name in ("penstock", "windows", "sizes"):
         with Loader(f"local:{name}.yaml", "main", as_numpy=True) as loader:
             found[name] = next(iter(loader))
 
@@ -126,6 +127,7 @@ def test_a_folder_of_robots_becomes_batches_of_frames(
     for camera in CAMERAS:
         assert found["penstock"][camera].shape == (8, HEIGHT, WIDTH, 3)
         assert found["penstock"][camera].dtype == np.uint8
+        assert found["sizes"][camera].shape == (8, 224, 224, 3)
 
 
 def test_features_of_other_lengths_come_as_lists(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import pictures
 import videos
@@ -19,7 +20,7 @@ from penstock.server.media.media_files import MediaFiles
 from penstock.server.media.media_reader import MediaReader
 from penstock.server.media.medium import HeldMedium
 from penstock.server.roles import ProcessContext, SimpleBatcher
-from penstock.server.roles.processors import RobotProcessor
+from penstock.server.roles.processors import RobotProcessor, VideoProcessor
 from penstock.server.sources import LerobotSource
 from penstock.server.testing import check_job
 from penstock.wire.errors import InvalidJob
@@ -147,6 +148,67 @@ def test_pictures_in_the_table_are_decoded() -> None:
     assert np.array_equal(sample["right"], np.stack([np.asarray(photo)] * 2))
 
 
+RESIZED = [
+    ({"resize": "exact", "resize_to": [30, 50]}, (30, 50), (30, 50)),
+    ({"resize": "shortest", "resize_to": 48, "filter": "bicubic"}, (48, 64), (64, 48)),
+    ({"resize": "longest", "resize_to": 160}, (120, 160), (160, 120)),
+]
+"""Parameters, and what becomes of a film of 96 x 128 and of one of 128 x 96."""
+
+
+@pytest.mark.parametrize(("parameters", "wide", "high"), RESIZED)
+def test_cameras_are_resized_as_videos_are(
+    parameters: dict[str, Any], wide: tuple[int, int], high: tuple[int, int]
+) -> None:
+    """Byte for byte what `video` gives, of cameras of two sizes, windowed or not."""
+    films = {
+        "wide": videos.written(videos.Film(frames=4, width=128, height=96)),
+        "high": videos.written(videos.Film(frames=4, width=96, height=128)),
+    }
+    times = [[0.0], [0.0, 1 / 30, 2 / 30]]
+    item: dict[str, Any] = {"high_is_pad": np.zeros(3, bool)}
+    for (name, film), each in zip(films.items(), times, strict=True):
+        item[name] = {"bytes": film, "path": f"{name}.mp4", "times": each}
+    media = [HeldMedium(f"{name}.mp4", film) for name, film in films.items()]
+
+    robot = RobotProcessor(**parameters)
+    found = robot.process(item, ProcessContext(ItemRef("main", 0, 0), 7, media))
+
+    wanted = {}
+    for (name, film), medium, each in zip(films.items(), media, times, strict=True):
+        video = VideoProcessor(times=each, **parameters)
+        context = ProcessContext(ItemRef("main", 0, 0), 7, [medium])
+        wanted[name] = video.process({"video": film}, context)["video"]
+    assert found["wide"].shape == (*wide, 3)
+    assert found["high"].shape == (3, *high, 3)
+    assert np.array_equal(found["wide"], wanted["wide"][0])
+    assert np.array_equal(found["high"], wanted["high"])
+
+
+@pytest.mark.parametrize(("parameters", "wide", "high"), RESIZED)
+def test_pictures_in_the_table_are_resized_as_frames_are(
+    parameters: dict[str, Any], wide: tuple[int, int], high: tuple[int, int]
+) -> None:
+    """PNGs of a film's frames give what the film's frames give, alone and in a window."""
+    for size, shape in (((96, 128), wide), ((128, 96), high)):
+        film = videos.written(videos.Film(frames=2, height=size[0], width=size[1]))
+        context = ProcessContext(ItemRef("main", 0, 0), 7, [HeldMedium("a.mp4", film)])
+        whole = VideoProcessor().process({"video": film}, context)["video"]
+        wanted = VideoProcessor(**parameters).process({"video": film}, context)["video"]
+        pngs = [pictures.encoded(Image.fromarray(frame), "PNG") for frame in whole]
+        held = [{"bytes": png, "path": "frame.png"} for png in pngs]
+        item = {"left": held[0], "right": held, "right_is_pad": np.array([True, False])}
+        media = [HeldMedium("frame.png", png) for png in (pngs[0], *pngs)]
+
+        sample = RobotProcessor(**parameters).process(
+            item, ProcessContext(ItemRef("main", 0, 0), 7, media)
+        )
+
+        assert sample["left"].shape == (*shape, 3)
+        assert np.array_equal(sample["left"], wanted[0])
+        assert np.array_equal(sample["right"], wanted)
+
+
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
@@ -154,6 +216,16 @@ def test_pictures_in_the_table_are_decoded() -> None:
         ({"frame_bytes": -1}, "frame_bytes"),
         ({"cameras": "front"}, "cameras is 'front': give a list of names"),
         ({"tolerance_s": -1}, "tolerance_s is -1: give seconds"),
+        ({"resize": "exact"}, "resize_to is None with resize: exact: give both"),
+        ({"resize_to": 64}, "resize_to is 64 with resize: null: give both"),
+        ({"resize": "longest", "resize_to": [3, 4]}, "takes the pixels of one side"),
+        ({"resize": "pad", "resize_to": 8}, "resize is 'pad'"),
+        ({"resize": "exact", "resize_to": 0}, "resize_to is 0: give pixels"),
+        (
+            {"resize": "exact", "resize_to": 8, "pixels": "yuv420p"},
+            r"planes are resized where they become RGB.*ToRgb\(size=\)",
+        ),
+        ({"kernel": "opencv", "filter": "bicubic"}, "opencv has bilinear alone"),
     ],
 )
 def test_parameters_that_cannot_be_are_refused(parameters: dict[str, Any], said: str) -> None:
@@ -171,14 +243,18 @@ def test_a_camera_that_is_not_there_is_refused_by_name(root: Path) -> None:
 def test_bounds_are_not_part_of_the_identity() -> None:
     assert RobotProcessor(decoders=3).identity() == RobotProcessor().identity()
     assert RobotProcessor(tolerance_s=0.01).identity() != RobotProcessor().identity()
+    resized = RobotProcessor(resize="exact", resize_to=64).identity()
+    assert resized != RobotProcessor().identity()
+    assert resized["version"] == RobotProcessor().identity()["version"]
 
 
-def test_every_offset_restores_exactly(root: Path) -> None:
+@pytest.mark.parametrize("parameters", [{}, {"resize": "shortest", "resize_to": 24}])
+def test_every_offset_restores_exactly(root: Path, parameters: dict[str, Any]) -> None:
     """With one open video and no kept frames, too: neither decides a byte."""
 
     def make() -> Job:
         source = LerobotSource(str(root), delta_timestamps={FRONT: [0.0, 0.1]})
-        processor = RobotProcessor(decoders=1, frame_bytes=0)
+        processor = RobotProcessor(decoders=1, frame_bytes=0, **parameters)
         return Job(source, processor=processor, batcher=SimpleBatcher(4), lanes=2, name="robots")
 
     check_job(make, batches=6)
@@ -219,17 +295,23 @@ def test_parts_that_cameras_need_are_told_by_their_indexes(root: Path) -> None:
 
 
 def test_batches_of_declared_cameras_are_known_before_they_are_made(root: Path) -> None:
-    """So a job of which a node holds none is refused; planes take half."""
+    """So a job of which a node holds none is refused; planes take half, resized ones their own."""
     source = LerobotSource(str(root), delta_timestamps={FRONT: [-0.1, 0.0]})
-    for pixels, each in (("rgb24", 6), ("yuv420p", 3)):
+    whole, quarter = HEIGHT * WIDTH, HEIGHT * WIDTH // 4
+    for parameters, takes in (
+        ({}, 16 * 3 * whole * 3),
+        ({"pixels": "yuv420p"}, 16 * 3 * whole * 3 // 2),
+        ({"resize": "shortest", "resize_to": HEIGHT // 2}, 16 * 3 * quarter * 3),
+        ({"resize": "exact", "resize_to": [20, 30]}, 16 * 3 * 20 * 30 * 3),
+        ({"resize": "exact", "resize_to": 32, "cameras": [WRIST]}, 16 * 32 * 32 * 3),
+    ):
         job = Job(
             name="robots",
             source=source,
-            processor=RobotProcessor(pixels=pixels),
+            processor=RobotProcessor(**parameters),
             batcher=SimpleBatcher(16),
             media=MediaFiles(str(root), endings=[".mp4"]),
         )
-        takes = 16 * 3 * HEIGHT * WIDTH * each // 2
         assert job.least_batch_bytes == takes
         job.check_fits(takes)
         said = f"a batch of job 'robots' takes {takes:,} bytes or more, and ready_bytes of the"

@@ -94,6 +94,8 @@ def _frames(found: Guess, robots: RobotGuess) -> list[str]:
         "    processor:",
         "      type: robot  # decodes the cameras; other features go into batches as they are",
         "      # pixels: yuv420p  # half of the bytes, of which trainers make RGB",
+        f"      # resize: exact  # all cameras to {SIDE} x {SIDE} pixels, as RGB",
+        f"      # resize_to: {SIDE}",
         f"    batch_size: {found.batch_size or BATCH_SIZE}",
         f"    collator: {collator}",
     ]

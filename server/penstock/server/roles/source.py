@@ -121,8 +121,8 @@ class Source(Role, ABC):
         """
         return None
 
-    def shown_pixels(self) -> Mapping[str, int]:
-        """Return how many pixels each item shows, by key, over all pictures of the key's window.
+    def shown_frames(self) -> Mapping[str, tuple[int, int, int]]:
+        """Return how many pictures each item shows, by key, with their height and width.
 
         As far as they are declared before anything is read; keys of which nothing is are left out.
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Any, ClassVar
@@ -56,7 +55,7 @@ REPLACED = {
     "revision": 'root names it, as in "hf://datasets/OWNER/NAME@REVISION"',
     "data_files_root": "data_root names where data and videos lie",
     "video_backend": "the processor decodes: its decoder says by what",
-    "image_transforms": "the processor resizes and crops pictures",
+    "image_transforms": "the processor resizes, and the trainer does all else on its device",
 }
 """Settings of LeRobot's readers, with what takes their place."""
 
@@ -224,13 +223,14 @@ class LerobotSource(FileBlocks):
                 types[feature.name] = {"f": "float", "b": "bool"}.get(kind, "int64")
         return types
 
-    def shown_pixels(self) -> dict[str, int]:
-        """Return the pixels of each camera whose shape is declared, with those of its window."""
+    def shown_frames(self) -> dict[str, tuple[int, int, int]]:
+        """Return the frames of each camera whose shape is declared, with their height and width."""
         found = {}
         for feature in self._features:
             if feature.is_camera and len(feature.shape) == 3 and CHANNELS in feature.shape:
-                pixels = math.prod(feature.shape) // CHANNELS  # channels come first, or last
-                found[feature.name] = pixels * self._window_frames.get(feature.name, 1)
+                channels_last = feature.shape[-1] == CHANNELS
+                height, width = feature.shape[:2] if channels_last else feature.shape[1:]
+                found[feature.name] = self._window_frames.get(feature.name, 1), height, width
         return found
 
     def remarks(self) -> list[str]:

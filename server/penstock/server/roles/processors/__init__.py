@@ -14,7 +14,8 @@
 * `tokenizer_file.py`: what these share.
 * `image.py`: pictures to pixels, with `picture_transform.py` (a user's pipeline of transforms) and
   `picture_sides.py` (how sizes are given).
-* `frames_processor.py`: what processors share that decode videos.
+* `frames_processor.py`: what processors share that decode videos; `frame_resizing.py`: the size of
+  what they give.
 * `robot.py`: frames of robots' episodes to pixels of each camera.
 * `sound.py`: sound to arrays of points.
 * `video.py`: frames of videos to pixels.

@@ -10,11 +10,14 @@ import numpy as np
 
 from penstock.common.nearest import hint
 from penstock.server.core.shown import shown
+from penstock.server.media.bad_picture import BadPicture
 from penstock.server.media.bad_video import BadVideo
+from penstock.server.media.geometry import Extent
 from penstock.server.media.image_header import parse_header
 from penstock.server.media.medium import Medium
 from penstock.server.media.picture import Decoding
-from penstock.server.media.video.frame_arrays import planes_of, rgb24_of
+from penstock.server.media.resize import FILTERS, KERNELS
+from penstock.server.media.video.frame_arrays import planes_of
 from penstock.server.media.video.parts_ahead import parts_ahead
 from penstock.server.media.video.video_decoders import PYAV, VIDEO_DECODERS, load_decoder
 from penstock.server.media.video.video_frames import VideoFrames
@@ -22,8 +25,15 @@ from penstock.server.media.video.video_index import VideoIndex
 from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.parameters import AtLeast, OneOf, declared
+from penstock.server.roles.processors.frame_resizing import (
+    FRAME_RESIZES,
+    PIXELS,
+    RGB24,
+    FrameResizing,
+)
 from penstock.server.roles.processors.frames_processor import FramesProcessor
-from penstock.server.roles.processors.video import PIXELS, RGB24, check_decoder
+from penstock.server.roles.processors.picture_sides import Sides
+from penstock.server.roles.processors.video import check_decoder
 from penstock.server.roles.samples import RawItem, Sample
 from penstock.server.roles.source import Source
 from penstock.wire.errors import BadItem, InvalidJob, SourceChanged
@@ -66,6 +76,13 @@ class RobotProcessor(FramesProcessor):
         pixels: `rgb24`; or `yuv420p`, the planes of videos as they were decoded, in half the bytes:
             in place of a camera `CAMERA.y`, `CAMERA.u`, `CAMERA.v` and `CAMERA.colours`, as of the
             processor `video`.
+        resize: `exact`: to `resize_to`, whatever the ratio, so that all cameras have one size.
+            `shortest` and `longest`: so that this side of each camera has `resize_to`. None = not
+            resized. As of the processor `video`, to the byte; pictures that lie in the table, too.
+            Only RGB is resized here.
+        resize_to: Pixels of both sides, or [height, width].
+        kernel: What resizes, as of the processor `image`.
+        filter: `bilinear` or `bicubic`, which is sharper and takes longer.
         decoder: `pyav` or `torchcodec`, as of the processor `video`.
         tolerance_s: How far from the wanted time a frame may be shown, in seconds; else the item is
             bad. LeRobot's own reader has 0.0001, too.
@@ -77,7 +94,7 @@ class RobotProcessor(FramesProcessor):
             item.
 
     Raises:
-        InvalidJob: A parameter makes no sense.
+        InvalidJob: A parameter makes no sense, or two of them do not go together.
     """
 
     type_name: ClassVar[str] = "robot"
@@ -88,6 +105,10 @@ class RobotProcessor(FramesProcessor):
     _: KW_ONLY
     cameras: Sequence[str] | None = None
     pixels: Annotated[str, OneOf(PIXELS)] = RGB24
+    resize: Annotated[str | None, OneOf(FRAME_RESIZES)] = None
+    resize_to: Annotated[int | Sequence[int] | None, Sides()] = None
+    kernel: Annotated[str, OneOf(KERNELS)] = "pillow"
+    filter: Annotated[str, OneOf(FILTERS)] = "bilinear"
     decoder: Annotated[str, OneOf(VIDEO_DECODERS)] = PYAV
     tolerance_s: float = 1e-4
     decoders: Annotated[int, AtLeast(1)] = 64
@@ -105,6 +126,9 @@ class RobotProcessor(FramesProcessor):
                 f"tolerance_s is {shown(tolerance_s)}: give seconds, from 0 to less than 1",
                 key="tolerance_s",
             )
+        self._resizing = FrameResizing(
+            self.resize, self.resize_to, self.kernel, self.filter, self.pixels
+        )
         check_decoder(self.decoder, self.pixels)
         self.frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes, self.decoder)
         self.indexes = VideoIndexes()
@@ -112,10 +136,15 @@ class RobotProcessor(FramesProcessor):
 
     def least_sample_bytes(self, source: Source) -> int:
         """Return what the pixels of cameras take whose shape the source declares."""
-        shown = source.shown_pixels()
-        pixels = sum(
-            count for name, count in shown.items() if self.cameras is None or name in self.cameras
-        )
+        pixels = 0
+        for name, (frames, height, width) in source.shown_frames().items():
+            if self.cameras is not None and name not in self.cameras:
+                continue
+            try:
+                size = self._resizing.size_of(Extent(height, width), name)
+            except BadPicture:
+                continue  # if its frames are as declared, each is a bad item, by name
+            pixels += frames * size.height * size.width
         return 3 * pixels if self.pixels == RGB24 else 3 * pixels // 2
 
     def check_identity(self) -> None:
@@ -126,15 +155,16 @@ class RobotProcessor(FramesProcessor):
             MissingExtra: A package is not installed, or cannot be used.
         """
         super().check_identity()
-        self.setup()
+        load_decoder(self.decoder)
 
     def setup(self) -> None:
-        """Load the decoder.
+        """Load the decoder, and what resizes.
 
         Raises:
             MissingExtra: A package is not installed, or cannot be used.
         """
         load_decoder(self.decoder)
+        self._resizing.load()
 
     def check_columns(self, columns: Mapping[str, str]) -> None:
         """Refuse items without a camera that is named.
@@ -229,7 +259,7 @@ class RobotProcessor(FramesProcessor):
         Raises:
             BadVideo: A video is damaged, or shows no frame at a time; names file, episode, frame
                 and camera.
-            BadPicture: A picture is damaged, or too large.
+            BadPicture: A picture is damaged, or too large, or would become so.
             BadItem: A file is not there; names it, camera, episode and frame.
             SourceChanged: A file is not the one that was there; names the same.
         """
@@ -254,7 +284,8 @@ class RobotProcessor(FramesProcessor):
             numbers = self._numbers(each.times, index)
             frames = self.frames.frames(medium, index, numbers)
             if self.pixels == RGB24:
-                shown = {"": rgb24_of(frames, index.height, index.width, self.frames.pixels)}
+                size = self._resizing.size_of_frames(index, medium.name)
+                shown = {"": self._resizing.frames(frames, size, self.frames.pixels)}
             else:
                 shown = planes_of(frames, index, self.frames.pixels)
         except BadVideo as error:
@@ -265,7 +296,8 @@ class RobotProcessor(FramesProcessor):
 
     def _picture(self, medium: Medium) -> np.ndarray:
         data = medium.read()
-        return self._pictures.decode(data, parse_header(data, medium.name), medium.name)
+        pixels = self._pictures.decode(data, parse_header(data, medium.name), medium.name)
+        return self._resizing.picture(pixels, medium.name)
 
 
 def _is_picture(value: Any) -> bool:

@@ -12,13 +12,12 @@ import numpy as np
 
 from penstock.common.nearest import hint
 from penstock.server.core.shown import shown
-from penstock.server.media.bad_picture import BadPicture
 from penstock.server.media.bad_video import BadVideo
-from penstock.server.media.geometry import Extent, Geometry
+from penstock.server.media.geometry import Extent
 from penstock.server.media.medium import Medium
-from penstock.server.media.resize import FILTERS, KERNELS, load_kernel, resize
+from penstock.server.media.resize import FILTERS, KERNELS
 from penstock.server.media.video.decoded_frame import DecodedFrame
-from penstock.server.media.video.frame_arrays import planes_of, rgb24_of
+from penstock.server.media.video.frame_arrays import planes_of
 from penstock.server.media.video.frame_choice import by_count, by_rate
 from penstock.server.media.video.parts_ahead import parts_ahead
 from penstock.server.media.video.video_decoders import (
@@ -32,22 +31,27 @@ from penstock.server.media.video.video_index import VideoIndex
 from penstock.server.media.video.video_indexes import VideoIndexes
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.parameters import AtLeast, NumberUpTo, OneOf, declared
+from penstock.server.roles.processors.frame_resizing import (
+    FRAME_RESIZES,
+    PIXELS,
+    RGB24,
+    YUV420P,
+    FrameResizing,
+)
 from penstock.server.roles.processors.frames_processor import (
     ERROR,
     ON_BROKEN_TAIL,
     FramesProcessor,
     check_tail,
 )
-from penstock.server.roles.processors.picture_sides import Sides, extent_of
+from penstock.server.roles.processors.picture_sides import Sides
 from penstock.server.roles.samples import RawItem, Sample, SampleSizes
 from penstock.server.roles.source import Source
-from penstock.wire.colours import COLOURS, PLANES, Levels
+from penstock.wire.colours import COLOURS, PLANES
 from penstock.wire.errors import InvalidJob
 
 KEY = "video"
 """What samples call their pixels."""
-
-RGB24, YUV420P = PIXELS = ("rgb24", "yuv420p")
 
 NUMBERS, TIMES = "frame_numbers", "frame_times"
 
@@ -136,7 +140,7 @@ class VideoProcessor(FramesProcessor):
     nframes: Annotated[int | None, AtLeast(1)] = None
     tolerance_s: Annotated[float, NumberUpTo(1e9, zero=True)] = 1e-4
     pixels: Annotated[str, OneOf(PIXELS)] = RGB24
-    resize: Annotated[str | None, OneOf(("exact", "shortest", "longest"))] = None
+    resize: Annotated[str | None, OneOf(FRAME_RESIZES)] = None
     resize_to: Annotated[int | Sequence[int] | None, Sides()] = None
     kernel: Annotated[str, OneOf(KERNELS)] = "pillow"
     filter: Annotated[str, OneOf(FILTERS)] = "bilinear"
@@ -151,8 +155,10 @@ class VideoProcessor(FramesProcessor):
         """Check what no single bound says."""
         self._check_columns()
         self._check_choice()
-        self._check_pixels()
-        self._geometry = Geometry(self.resize, extent_of(self.resize_to))
+        self._resizing = FrameResizing(
+            self.resize, self.resize_to, self.kernel, self.filter, self.pixels
+        )
+        check_decoder(self.decoder, self.pixels)
         self.frames = VideoFrames(self.decoders, self.decoder_bytes, self.frame_bytes, self.decoder)
         self.indexes = VideoIndexes()
         named = [name for name in (self.numbers, self.times) if isinstance(name, str)]
@@ -171,11 +177,11 @@ class VideoProcessor(FramesProcessor):
 
     def least_sample_bytes(self, source: Source) -> int:
         """Return what pixels take where the job alone says how many there are."""
-        if self.resize != "exact":
+        if (size := self._resizing.exact) is None:
             return 0
         lists = [each for each in (self.numbers, self.times) if isinstance(each, list | tuple)]
         frames = self.nframes or (len(lists[0]) if lists else 1)
-        return frames * self._geometry.size.height * self._geometry.size.width * 3
+        return frames * size.height * size.width * 3
 
     def check_identity(self) -> None:
         """Refuse a job where its decoder is missing, before any worker starts.
@@ -194,8 +200,7 @@ class VideoProcessor(FramesProcessor):
             MissingExtra: A package is not installed.
         """
         load_decoder(self.decoder)
-        if self.resize is not None:
-            load_kernel(self.kernel)
+        self._resizing.load()
 
     def check_columns(self, columns: Mapping[str, str]) -> None:
         """Refuse items without a column that is named.
@@ -289,10 +294,7 @@ class VideoProcessor(FramesProcessor):
         numbers = self._numbers(raw, index)
         if not numbers:
             raise BadVideo("the item wants no frame of it")
-        try:
-            size = self._geometry.result(Extent(index.height, index.width), medium.name)
-        except BadPicture as error:
-            raise BadVideo(str(error)) from error
+        size = self._resizing.size_of_frames(index, medium.name)
         decoded = len(set(numbers)) * index.width * index.height * 3
         takes = decoded + len(numbers) * size.height * size.width * 3
         if takes > self.max_bytes:
@@ -345,13 +347,7 @@ class VideoProcessor(FramesProcessor):
         if self.pixels == YUV420P:
             planes = planes_of(frames, wanted.index, self.frames.pixels)
             return {KEY + end: plane for end, plane in planes.items()}
-        if self.resize is None:
-            return {KEY: rgb24_of(frames, *wanted.size, self.frames.pixels)}
-
-        def resized(frame: DecodedFrame) -> Levels:
-            return resize(frame.rgb24(), wanted.size, self.kernel, self.filter)
-
-        return {KEY: rgb24_of(frames, *wanted.size, self.frames.pixels, resized)}
+        return {KEY: self._resizing.frames(frames, wanted.size, self.frames.pixels)}
 
     def _counts(self, frames: int, height: int, width: int) -> tuple[int, int]:
         return frames, frames * height * width
@@ -396,31 +392,6 @@ class VideoProcessor(FramesProcessor):
                 raise InvalidJob(
                     f"{name} is {shown(value)}: give the column that has them, or {what}", key=name
                 )
-
-    def _check_pixels(self) -> None:
-        if (self.resize is None) != (self.resize_to is None):
-            raise InvalidJob(
-                f"resize_to is {self.resize_to!r} with resize: {self.resize or 'null'}: give both, "
-                "or none",
-                key="resize_to",
-            )
-        if self.resize in ("shortest", "longest") and not isinstance(self.resize_to, int):
-            raise InvalidJob(
-                f"resize_to is {self.resize_to!r}: resize: {self.resize} takes the pixels of one "
-                "side",
-                key="resize_to",
-            )
-        if self.pixels == YUV420P and self.resize is not None:
-            raise InvalidJob(
-                f"resize is {self.resize!r} with pixels: yuv420p: planes are resized where they "
-                "become RGB: leave it out, and say ToRgb(size=) in the trainer",
-                key="resize",
-            )
-        check_decoder(self.decoder, self.pixels)
-        if self.kernel == "opencv" and self.filter != "bilinear":
-            raise InvalidJob(
-                "filter is 'bicubic', and kernel: opencv has bilinear alone", key="filter"
-            )
 
 
 def check_decoder(decoder: str, pixels: str) -> None:
