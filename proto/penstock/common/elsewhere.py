@@ -40,10 +40,13 @@ _SIZE_OF = (
 )
 _STRATEGY = (
     "the batcher's type says how rows are filled: batcher: {type: best_fit, max_tokens: 8192}, or "
-    "knapsack, first_fit or another that docs/batchers.md lists"
+    "knapsack, first_fit or another that docs/batchers.md lists; neat and thd are layouts, "
+    "as in collator: {type: packed, layout: thd}"
 )
 _PAD = "the job's collator pads rows: collator: {type: packed, pad_to: 8192}"
-_PLAN = "plan: of the job packs by sizes from an index, which penstockd index makes"
+_TOKENS = (
+    "leave it out: the node's workers make tokens, and penstockd index counts them ahead for plan:"
+)
 _BALANCE = "plan: of the job has balance: media_tokens, beside its index"
 _SHARE = (
     "rank= and world_size= of each rank's Loader, or its launcher's variables, share the data out"
@@ -59,7 +62,7 @@ RENAMED: Mapping[str, str] = {
     "collate_max_length": _PAD,
     "packing_strategy": _STRATEGY,
     "size_fn": _SIZE_OF,
-    "pretokenize": _PLAN,
+    "pretokenize": _TOKENS,
     "balance_media_tokens": _BALANCE,
 }
 """Parameters of other packing loaders that are spelled like keys of ours that mean something else:
