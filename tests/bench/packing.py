@@ -19,6 +19,8 @@ from text import job
 
 from penstock.server import packing
 from penstock.server.jobs.load import load
+from penstock.server.packing.best_fit import best_fit_decreasing_packs
+from penstock.server.packing.knapsack import knapsack_packs
 from penstock.server.pipeline.line import Line
 
 LANES = 2
@@ -33,13 +35,16 @@ BATCHERS = {
 
 SAMPLES, ROUNDS, CAPACITY = 1_000_000, 5, 8192
 FUNCTIONS: dict[str, tuple[Callable[..., object], str]] = {
-    "best_fit_decreasing": (packing.best_fit_decreasing, "0.2"),
+    "best_fit_decreasing": (
+        lambda lengths, capacity: best_fit_decreasing_packs(lengths, capacity, None, ()),
+        "0.2",
+    ),
     "count_best_fit_decreasing": (
         lambda lengths, capacity: packing.count_best_fit_decreasing(np.bincount(lengths), capacity),
         "0.1",
     ),
     "first_fit": (packing.first_fit, "1.0"),
-    "knapsack": (packing.knapsack, "0.4"),
+    "knapsack": (lambda lengths, capacity: knapsack_packs(lengths, capacity, None, ()), "0.4"),
     "count_knapsack": (
         lambda lengths, capacity: packing.count_knapsack(np.bincount(lengths), capacity),
         "0.1",

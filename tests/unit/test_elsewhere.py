@@ -10,7 +10,7 @@ import pytest
 
 from penstock.client import Loader
 from penstock.client.run.unknown_parameters import OF_JOBS, OF_NODES
-from penstock.common.elsewhere import ELSEWHERE
+from penstock.common.elsewhere import ELSEWHERE, RENAMED
 from penstock.server.jobs.load import load
 from penstock.server.jobs.registry import KINDS
 from penstock.server.jobs.settings import JobSettings, MediaSettings, ServerSettings
@@ -78,6 +78,34 @@ def test_a_job_says_where_a_key_is(tmp_path: Path, text: str, said: str) -> None
         _ = load(str(path)).jobs["main"].log_id
 
 
+@pytest.mark.parametrize("name", RENAMED)
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{ITEMS}\n    batch_size: 1\n    NAME: 4",
+        "source: {type: items, items: [1], NAME: 4}\n    batch_size: 1",
+        f"{ITEMS}\n    batcher: {{type: simple, batch_size: 1, NAME: 4}}",
+        f"{ITEMS}\n    batcher: {{type: best_fit, max_tokens: 4, NAME: 4}}\n    collator: packed",
+        f"{ITEMS}\n    batcher: {{type: sequential, NAME: 4}}\n    collator: packed",
+        f"{ITEMS}\n    batch_size: 1\n    processor: {{type: tokenize, tokenizer: x, NAME: 4}}",
+        f"{ITEMS}\n    batch_size: 1\n    collator: {{type: padded, NAME: 4}}",
+    ],
+    ids=["job", "source", "simple", "best_fit", "sequential", "tokenize", "padded"],
+)
+def test_a_name_of_other_packing_loaders_has_its_replacement(
+    tmp_path: Path, text: str, name: str
+) -> None:
+    """Whichever section it is written in, and whatever key is spelled like it there."""
+    path = tmp_path / "job.yaml"
+    path.write_text(f"jobs:\n  main:\n    {text.replace('NAME', name)}\n")
+
+    with pytest.raises(InvalidJob, match=re.escape(RENAMED[name])) as caught:
+        _ = load(str(path)).jobs["main"].log_id
+
+    assert f"{name} is not " in caught.value.message
+    assert "did you mean" not in caught.value.message
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -101,6 +129,7 @@ def test_what_is_listed_is_true() -> None:
     assert not (LOADER | set(ELSEWHERE)) & (OF_JOBS | OF_NODES)
     assert set(JobSettings.model_fields) | ROLES >= OF_JOBS
     assert set(ServerSettings.model_fields) >= OF_NODES
+    assert not set(RENAMED) & {*ROLES, *JobSettings.model_fields, *ServerSettings.model_fields}
     for sentence in ELSEWHERE.values():
         for name in re.findall(r"(\w+)=", sentence):
             assert name in LOADER | {"workers"}, sentence

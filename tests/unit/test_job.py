@@ -249,3 +249,19 @@ def test_the_log_id_is_pinned() -> None:
     job = Job(items(3), batch_size=2, seed=7, lanes=4)
 
     assert job.log_id.hex() == ("9f27ab540f7994590d41e15339b67982676a88c70be230991bf72f0bf3455d33")
+
+
+@pytest.mark.parametrize("column", ["_text_tokens", "mm_inputs_meta"])
+def test_columns_of_counts_that_are_not_used_are_said(tmp_path: Path, column: str) -> None:
+    """Where tokens are counted, once for each column; items without the column say nothing."""
+    pq.write_table(pa.Table.from_pylist([{"text": "a", column: 1}]), tmp_path / "a.parquet")
+    words = write_words(tmp_path)
+
+    def said(processor: Any, columns: list[str] | None = None) -> list[str]:
+        source = ParquetSource(str(tmp_path / "a.parquet"), columns=columns)
+        return Job(source, processor=processor, batch_size=1).cautions()
+
+    [sentence] = said(TokenizeProcessor(words))
+    assert f"the column {column}, which is not used: tokens are counted from the" in sentence
+    assert said(TokenizeProcessor(words), ["text"]) == []
+    assert said(None) == []

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from penstock.server.packing import Packs, next_fit
+from penstock.server.packing import (
+    Packs,
+    best_fit_decreasing,
+    first_fit,
+    knapsack,
+    next_fit,
+    sequential,
+    window,
+)
 from penstock.server.packing.packs import CUT
 
 
@@ -52,3 +62,42 @@ def test_more_packs_than_are_cut_at_a_time_come_in_order() -> None:
 
     assert list(packs) == [[number] for number in range(count)]
     assert repr(packs).startswith(f"<{count} packs: [[0], [1]")
+
+
+def test_packs_are_added_to_lists_and_to_each_other() -> None:
+    """The sum is a list, with what is on the left first; other things are refused as by a list."""
+    packs = of([[0, 2], [1]])
+
+    sums = (packs + [[9]], [[9]] + packs, packs + packs)  # noqa: RUF005  # the sums are the point
+
+    assert sums == ([[0, 2], [1], [9]], [[9], [0, 2], [1]], [[0, 2], [1]] * 2)
+    assert [type(found) for found in sums] == [list] * 3
+    assert json.loads(json.dumps(list(packs))) == packs
+    with pytest.raises(TypeError):
+        packs + "packs"  # type: ignore[operator]
+    with pytest.raises(TypeError):
+        "packs" + packs  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "packing",
+    [
+        best_fit_decreasing,
+        first_fit,
+        knapsack,
+        sequential,
+        lambda lengths, capacity: window(lengths, capacity, 2),
+    ],
+    ids=["best_fit_decreasing", "first_fit", "knapsack", "sequential", "window"],
+)
+@pytest.mark.parametrize("lengths", [[], [3, 5, 4, 2], np.array([3, 5, 4, 2])], ids=str)
+def test_packing_functions_give_plain_lists(
+    packing: Callable[..., list[list[int]]], lengths: list[int]
+) -> None:
+    """Of whole numbers of Python's, which JSON takes."""
+    packs = packing(lengths, 9)
+
+    assert type(packs) is list
+    assert all(type(pack) is list for pack in packs)
+    assert json.loads(json.dumps(packs)) == packs
+    assert bool(packs) == bool(len(lengths))

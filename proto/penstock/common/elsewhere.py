@@ -34,13 +34,42 @@ _LENGTH = (
     "the job's batcher bounds a row: batcher: {type: best_fit, max_tokens: 8192}, and collator: "
     "{type: packed, pad_to: 8192} pads it"
 )
+_SIZE_OF = (
+    "the processor's samples have sizes, and length_key: of a batcher names the value whose length "
+    "counts in place of tokens"
+)
+_STRATEGY = (
+    "the batcher's type says how rows are filled: batcher: {type: best_fit, max_tokens: 8192}, or "
+    "knapsack, first_fit or another that docs/batchers.md lists; neat and thd are layouts, "
+    "as in collator: {type: packed, layout: thd}"
+)
+_PAD = "the job's collator pads rows: collator: {type: packed, pad_to: 8192}"
+_TOKENS = (
+    "leave it out: the node's workers make tokens, and penstockd index counts them ahead for plan:"
+)
+_BALANCE = "plan: of the job has balance: media_tokens, beside its index"
 _SHARE = (
     "rank= and world_size= of each rank's Loader, or its launcher's variables, share the data out"
 )
 _AHEAD = "a Loader fetches ahead: prefetch= says how many batches may be ready"
 _EPOCHS = "the job file says it: epochs: 3, or null for a job without an end"
 
+RENAMED: Mapping[str, str] = {
+    "pack_size": _LENGTH,
+    "packing_length": _LENGTH,
+    "packed_sequence_size": _LENGTH,
+    "max_seq_len": _LENGTH,
+    "collate_max_length": _PAD,
+    "packing_strategy": _STRATEGY,
+    "size_fn": _SIZE_OF,
+    "pretokenize": _TOKENS,
+    "balance_media_tokens": _BALANCE,
+}
+"""Parameters of other packing loaders that are spelled like keys of ours that mean something else:
+`pack_size` is not a mistyped `batch_size`, so these come before the nearest known key."""
+
 ELSEWHERE: Mapping[str, str] = {
+    **RENAMED,
     "workers": _WORKERS,
     "num_workers": _WORKERS,
     "n_workers": _WORKERS,

@@ -614,12 +614,13 @@ class Job:
     def cautions(self) -> list[str]:
         """Return sentences about what people should know before they run this job.
 
-        What the log id does not know of its content, and what its draws cost that they need not.
+        What the log id does not know of its content, columns of counts that are not used, and what
+        its draws cost that they need not.
         """
         found = ((name, source.unseen()) for name, source in sorted(self.sources.items()))
         unseen = [f"source {name!r}: {sentence}" for name, sentence in found if sentence]
         for roles in self.role_sets:
-            unseen += roles.media_cautions()
+            unseen += roles.media_cautions() + roles.count_cautions()
         return unseen + self.remarks()
 
     def remarks(self) -> list[str]:

@@ -37,6 +37,9 @@ DEFAULT_LANES = 48
 
 EXHAUSTED = ("stop", "repeat")
 
+COUNTED_BEFORE = ("_text_tokens", "mm_inputs_meta")
+"""Columns in which other loaders keep what they have counted of an item before a run."""
+
 
 class JobPlan(Protocol):
     """How a job is planned.
@@ -278,6 +281,23 @@ class RoleSet:
             "none, so nothing fetches them: derive it from MediaProcessor"
             for name, source in self.sources.items()
             if source.media_dirs()
+        ]
+
+    def count_cautions(self) -> list[str]:
+        """Return sentences about columns of counts, by other loaders, that nothing here reads.
+
+        Of sources that know their columns before an item is read.
+        """
+        if not isinstance(
+            self.processor, builtin.TokenizeProcessor | builtin.ConversationProcessor
+        ):
+            return []
+        return [
+            f"source {name!r} has the column {column}, which is not used: tokens are counted from "
+            "the data itself"
+            for name, source in sorted(self.sources.items())
+            for column in COUNTED_BEFORE
+            if column in (source.columns_of_items() or ())
         ]
 
     def _media_identity(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Mapping
 
-from penstock.common.elsewhere import ELSEWHERE
+from penstock.common.elsewhere import ELSEWHERE, RENAMED
 from penstock.common.nearest import hint, nearest
 from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
 from penstock.server.roles.batchers import BUILTIN_BATCHERS
@@ -36,7 +36,7 @@ def remedy(word: str, known: Collection[str]) -> str:
         word: The key.
         known: The section's own keys.
     """
-    if word in ELSEWHERE and not nearest(word, known):
+    if word in RENAMED or (word in ELSEWHERE and not nearest(word, known)):
         return ELSEWHERE[word]
     return _section_of(word) or _role_of(word) or hint(word, known)
 
@@ -44,9 +44,9 @@ def remedy(word: str, known: Collection[str]) -> str:
 def remedy_in_role(word: str, known: Collection[str]) -> str:
     """Return the end of a sentence about a parameter that a role has not; as `remedy`.
 
-    Names of the role itself come first: they are more, and often typed wrong.
+    Names of the role itself come before all but `RENAMED`: they are more, and often typed wrong.
     """
-    if nearest(word, known):
+    if word not in RENAMED and nearest(word, known):
         return hint(word, known)
     if word in _FILES and "files" in known:
         return "did you mean files?"

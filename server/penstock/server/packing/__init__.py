@@ -1,7 +1,8 @@
 """Pure packing functions on lengths.
 
-Each is called `(lengths, capacity, ...)` and gives packs: lists of indices into `lengths`. Those
-that suit millions of lengths give `Packs`, which reads as a list of lists and is held as arrays.
+Each is called `(lengths, capacity, ...)` and gives packs: a list of lists of indices into
+`lengths`. `next_fit` alone gives `Packs`, which reads as a list of lists and is held as arrays:
+making the lists would take half as long again as packing. `list(packs)` makes them.
 
 | Function | Order of the samples | Where a sample goes | Fits when |
 |---|---|---|---|

@@ -21,7 +21,7 @@ from penstock.server.packing.vectors import Counts, checked_counts, place
 
 def best_fit_decreasing(
     lengths: Lengths, capacity: int, counts: Counts | None = None, most: Sequence[int] = ()
-) -> Packs:
+) -> list[list[int]]:
     """Return packs where each sample, longest first, went where the least room was left over.
 
     The packing of "Fewer Truncations Improve Language Modeling" (Ding et al., 2024), which finds
@@ -44,6 +44,17 @@ def best_fit_decreasing(
 
     Raises:
         ValueError: The capacity is below 1, or a length is negative or not a whole number.
+    """
+    return list(best_fit_decreasing_packs(lengths, capacity, counts, most))
+
+
+def best_fit_decreasing_packs(
+    lengths: Lengths, capacity: int, counts: Counts | None, most: Sequence[int]
+) -> Packs:
+    """Return the packs of `best_fit_decreasing` as arrays: windows of millions need no lists.
+
+    Raises:
+        ValueError: As of `best_fit_decreasing`.
     """
     sizes, capacity = checked_array(lengths, capacity)
     order = longest_first(sizes)

@@ -23,7 +23,7 @@ CHUNK = 8192
 _MASK = BLOCK - 1
 
 
-def first_fit(lengths: Lengths, capacity: int) -> Packs:
+def first_fit(lengths: Lengths, capacity: int) -> list[list[int]]:
     """Return packs where each sample lies in the oldest pack that had room for it.
 
     This is what LMMS-Engine documents as `first_fit` (its code does `next_fit`). A bisection finds
@@ -42,9 +42,9 @@ def first_fit(lengths: Lengths, capacity: int) -> Packs:
     """
     sizes, capacity = checked_array(lengths, capacity)
     if not len(sizes):
-        return Packs.of(sizes, sizes, 0)
+        return []
     where, packs = _places(sizes, capacity)
-    return Packs.of(np.arange(len(sizes)), np.frombuffer(where, dtype=np.int64), packs)
+    return list(Packs.of(np.arange(len(sizes)), np.frombuffer(where, dtype=np.int64), packs))
 
 
 def _places(sizes: npt.NDArray[np.int64], capacity: int) -> tuple[array[int], int]:

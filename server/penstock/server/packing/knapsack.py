@@ -23,7 +23,7 @@ from penstock.server.packing.vectors import Counts, checked_counts, place
 
 def knapsack(
     lengths: Lengths, capacity: int, counts: Counts | None = None, most: Sequence[int] = ()
-) -> Packs:
+) -> list[list[int]]:
     """Return packs that are filled evenly: each sample, longest first, joins the emptiest pack.
 
     NeMo Automodel's `greedy_knapsack` (neat packing). Its name there says first-fit decreasing, its
@@ -47,6 +47,17 @@ def knapsack(
 
     Raises:
         ValueError: The capacity is below 1, or a length is negative or not a whole number.
+    """
+    return list(knapsack_packs(lengths, capacity, counts, most))
+
+
+def knapsack_packs(
+    lengths: Lengths, capacity: int, counts: Counts | None, most: Sequence[int]
+) -> Packs:
+    """Return the packs of `knapsack` as arrays: windows of millions need no lists.
+
+    Raises:
+        ValueError: As of `knapsack`.
     """
     sizes, capacity = checked_array(lengths, capacity)
     order = longest_first(sizes)

@@ -21,7 +21,9 @@ def next_fit(lengths: Lengths, capacity: int) -> Packs:
 
     Returns:
         Packs of indices, each index once; a pack's sum is at most `capacity` (`<=`), unless it is
-        one sample that is longer.
+        one sample that is longer. They read as a list of lists and are held as arrays, since
+        lists of consecutive numbers would take half as long again as finding where they end;
+        `list(packs)` makes them, as `json.dumps` needs.
 
     Raises:
         ValueError: The capacity is below 1, or a length is negative or not a whole number.

@@ -11,6 +11,8 @@ import numpy as np
 
 from penstock.server import packing
 from penstock.server.core.refs import Row, SampleRef
+from penstock.server.packing.best_fit import best_fit_decreasing_packs
+from penstock.server.packing.knapsack import knapsack_packs
 from penstock.server.packing.lengths import Histogram, Lengths
 from penstock.server.packing.packs import Packs
 from penstock.server.packing.vectors import Counts
@@ -346,7 +348,7 @@ class KnapsackPackingBatcher(ArrayWindowsBatcher):
 
     def pack(self, sizes: Lengths, counts: Counts | None, most: Sequence[int]) -> Packs:
         """Return the packs of a window; the samples beyond `max_packs` of them are counted."""
-        packs = packing.knapsack(sizes, self._capacity, counts, most)
+        packs = knapsack_packs(sizes, self._capacity, counts, most)
         if self.max_packs is None:
             return packs
         bounds = packs.bounds[: self.max_packs + 1]
@@ -395,7 +397,7 @@ class BestFitDecreasingPackingBatcher(ArrayWindowsBatcher):
 
     def pack(self, sizes: Lengths, counts: Counts | None, most: Sequence[int]) -> Packs:
         """Return the packs of a window."""
-        return packing.best_fit_decreasing(sizes, self.max_tokens, counts, most)
+        return best_fit_decreasing_packs(sizes, self.max_tokens, counts, most)
 
 
 @declared
