@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from penstock.server.packing import (
-    Packs,
     best_fit_decreasing,
     count_best_fit_decreasing,
     count_knapsack,
@@ -19,6 +18,7 @@ from penstock.server.packing import (
 from penstock.server.packing.best_fit import best_fit_decreasing_packs
 from penstock.server.packing.knapsack import knapsack_packs
 from penstock.server.packing.lengths import LARGEST, longest_first
+from penstock.server.packing.packs import Packs
 from unit import packing_one_by_one
 
 PACKINGS: list[

@@ -1,8 +1,6 @@
 """Pure packing functions on lengths.
 
-Each is called `(lengths, capacity, ...)` and gives packs: a list of lists of indices into
-`lengths`. `next_fit` alone gives `Packs`, which reads as a list of lists and is held as arrays:
-making the lists would take half as long again as packing. `list(packs)` makes them.
+Each is called `(lengths, capacity, ...)` and gives packs, lists of indices into `lengths`.
 
 | Function | Order of the samples | Where a sample goes | Fits when |
 |---|---|---|---|
@@ -27,13 +25,11 @@ from penstock.server.packing.best_fit import best_fit_decreasing, count_best_fit
 from penstock.server.packing.first_fit import first_fit
 from penstock.server.packing.knapsack import count_knapsack, knapsack
 from penstock.server.packing.next_fit import next_fit
-from penstock.server.packing.packs import Packs
 from penstock.server.packing.pool import pool
 from penstock.server.packing.sequential import sequential
 from penstock.server.packing.window import window
 
 __all__ = [
-    "Packs",
     "best_fit_decreasing",
     "count_best_fit_decreasing",
     "count_knapsack",

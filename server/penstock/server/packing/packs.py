@@ -85,18 +85,6 @@ class Packs(Sequence[list[int]]):
 
     __hash__ = None  # type: ignore[assignment]  # as of a list
 
-    def __add__(self, other: Sequence[list[int]]) -> list[list[int]]:
-        """Return these packs and then others, as a list."""
-        if not isinstance(other, Packs | list):
-            return NotImplemented
-        return [*self, *other]
-
-    def __radd__(self, other: list[list[int]]) -> list[list[int]]:
-        """Return the packs of a list and then these, as a list."""
-        if not isinstance(other, list):
-            return NotImplemented
-        return [*other, *self]
-
     def __repr__(self) -> str:
         """Return the packs as a list shows them; of many, the first."""
         return repr(list(self)) if len(self) <= 8 else f"<{len(self)} packs: {self[:8]}...>"
