@@ -15,7 +15,7 @@ CODE = f"""
 import fcntl, os, pathlib, sys, time
 
 PLACE = pathlib.Path(__file__).with_name("lock")
-MEASURING = sys.argv[0].endswith("together.py")
+MEASURING = sys.argv[0].endswith("side_by_side.py")
 
 def one_at_a_time(raw):
     with PLACE.open("w") as file:

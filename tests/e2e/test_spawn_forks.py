@@ -10,7 +10,7 @@ from harness import ENVIRONMENT, write_job_file
 
 SCRIPT = """
 import os, sys, time
-from penstock.server import spawn
+from penstock.server.transports import spawn
 
 first = spawn.open_transport(sys.argv[1])
 ours, theirs = os.pipe()

@@ -165,7 +165,12 @@ def test_the_commands_of_the_page_run(
     for number, server in enumerate(nodes, 1):
         text = text.replace(f"127.0.0.{number}:50051", server.address)
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S)
-    commands = [line for kind, block in blocks if kind == "sh" for line in block.splitlines()]
+    commands = [
+        line
+        for kind, block in blocks
+        for line in block.splitlines()
+        if kind == "sh" and line.startswith("penstock ")  # others need a Ray, or a Slurm
+    ]
 
     assert {command.split()[1] for command in commands} == {"nodes", "ping", "top", "cat"}
     for command in commands:
