@@ -301,6 +301,38 @@ def test_a_node_that_is_gone_for_a_while_moves_no_unit_of_others() -> None:
     assert placement.left == {}
 
 
+@pytest.mark.parametrize("answers_s", [[5.0], [5.0, 25.0], [25.0]])
+def test_a_node_that_answers_and_is_not_known_yet_moves_no_unit_of_others(
+    answers_s: list[float],
+) -> None:
+    """Also where it was known for a moment: it is dealt without only when it has long been gone."""
+    names = ["zebra", "heron", "lynx", "otter"]
+    known = dict.fromkeys(names, 1)
+    placement = Placement(48, ROW)
+    placement.know(known, 0.0)
+    placement.settle(0.0, 0, 5)
+    before = placement.owners
+    placement.leave("lynx", "it broke", 1.0)
+    placement.settle(1.0, 0, 5)
+    without = placement.owners
+    gone = {name: weight for name, weight in known.items() if name != "lynx"}
+
+    for second in range(2, 200):
+        # In the 25th second it is among those that are known, as it answers, and gone again.
+        placement.know(known if second == 25 else gone, second)
+        if second in answers_s:
+            placement.answers("lynx", second)
+        placement.know(gone, second)
+        assert placement.settle(second, second * ROW, second * ROW + 5) == []
+        assert placement.owners == without
+
+    placement.know(known, 200.0)
+    placement.answers("lynx", 200.0)
+    placement.settle(240.0, 240 * ROW, 240 * ROW + 5)
+    placement.settle(241.0, 245 * ROW, 245 * ROW + 5)
+    assert placement.owners == before
+
+
 def test_a_node_that_has_drained_takes_its_units_as_soon_as_it_is_back() -> None:
     """At a boundary; and while the next one drains, what moves goes to it, too."""
     names = [f"penstock-{number}" for number in range(3)]

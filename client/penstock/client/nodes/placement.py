@@ -92,6 +92,7 @@ class _NodeHealth:
         weight: As it is dealt to.
         healthy_s: Since when it may be asked.
         left: Why it is not; None = it is.
+        tried: Why it was not, before it answered again.
         is_known: It is among those that are known now.
         is_new: It has come later than the first ones, and was never healthy for long enough: units
             are dealt as if it was not there. To count it as away would deal what it will get to
@@ -102,6 +103,7 @@ class _NodeHealth:
     weight: int
     healthy_s: float
     left: LeftNode | None = None
+    tried: LeftNode | None = None
     is_known: bool = True
     is_new: bool = False
     gone_s: float = 0.0
@@ -143,6 +145,8 @@ class Placement:
         for name, node in self._nodes.items():
             if node.is_known and name not in weights:
                 node.gone_s = now_s
+                if node.left is None and now_s - node.healthy_s < HEALTHY_S:
+                    node.left = node.tried  # it has not shown for long enough that it is back
             node.is_known = name in weights
         for name, weight in weights.items():
             known = self._nodes.get(name)
@@ -181,11 +185,15 @@ class Placement:
             self._troubled_s = now_s
 
     def answers(self, name: str, now_s: float) -> None:
-        """Note that a node that was left answers again."""
+        """Note that a node that was left answers again, if it is among those that are known now.
+
+        One that is not yet says so again a moment later. Until then it counts as away: dealt
+        without it, units of others would move, there and back.
+        """
         node = self._nodes.get(name)
-        if node is not None and node.left is not None:
+        if node is not None and node.left is not None and node.is_known:
             node.healthy_s = now_s - HEALTHY_S if node.left.drained else now_s
-            node.left = None
+            node.left, node.tried = None, node.left
 
     # --- what is asked of it ---
 
