@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.server import packing
@@ -294,6 +294,7 @@ def test_counts_that_do_not_go_with_lengths_are_refused() -> None:
 @pytest.mark.parametrize("overlong", ["split", "truncate", "drop", "alone", "error"])
 @settings(deadline=None, max_examples=30)
 @given(samples=SAMPLES)
+@example(samples=[(TOKENS + 1, 0, 0), (1, 0, 0)])
 def test_a_planned_window_is_packed_as_one_of_a_lane(
     name: str, overlong: str, samples: Sizes
 ) -> None:
@@ -328,6 +329,8 @@ def test_a_planned_window_is_packed_as_one_of_a_lane(
     bounds, slots = packed.rows.tolist(), packed.slots.tolist()
     rows = [slots[a:b] for a, b in pairwise(bounds)]
     lane = [[ref.item.index for ref in row] for batch in expected for row in batch]
+    if overlong == "split":  # the rest of one sample and another of its size: either may be first
+        rows, lane = [sorted(row) for row in rows], [sorted(row) for row in lane]
     assert sorted(rows) == sorted(lane)
     told = {f"dropped:{name}": n for name, n in batcher.dropped().items()}
     told |= {f"batcher:{name}": n for name, n in batcher.counters().items()}
