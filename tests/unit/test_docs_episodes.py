@@ -9,7 +9,9 @@ from typing import Any
 import yaml
 
 from penstock.server.jobs.load import load
+from penstock.server.media.geometry import Extent
 from penstock.server.pipeline.line import Line
+from penstock.server.roles.processors.frame_resizing import RGB24, FrameResizing
 from penstock.server.sources.lerobot import REPLACED
 from penstock.wire import frame
 from penstock.wire.v1.feed_pb2 import BatchHeader
@@ -63,3 +65,22 @@ def test_the_job_is_yaml_with_a_pool() -> None:
 
     assert job["distributor"] == {"type": "episodes", "pool": 1024}
     assert "pool of 1,024 episodes" in PAGE
+
+
+def test_frames_have_the_sizes_that_the_page_says() -> None:
+    """Whatever a camera shows: each row is a rule, each column a camera."""
+    table = PAGE.split("## The size of frames")[1].split("\n## ")[0]
+    head, _, *rows = re.findall(r"^\|(.*)\|$", table, re.M)
+    cameras = [
+        Extent(int(height), int(width)) for height, width in re.findall(r"(\d+) x (\d+)", head)
+    ]
+
+    for row in rows:
+        said = [(int(a), int(b)) for a, b in re.findall(r"\((\d+), (\d+), 3\)", row)]
+        given = yaml.safe_load("{" + ", ".join(re.findall(r"`(.*?)`", row)) + "}")
+        resizing = FrameResizing(
+            given.get("resize"), given.get("resize_to"), "pillow", "bilinear", RGB24
+        )
+        assert [tuple(resizing.size_of(camera, "a frame")) for camera in cameras] == said, row
+    assert len(rows) == 5
+    assert len(cameras) == 3

@@ -39,7 +39,7 @@ SETTLED_S = 3.0
 change may leave it with the same time. Clocks of file systems tick in up to 2 s (FAT)."""
 
 MAX_CATALOG_BYTES, MAX_FOLDER_BYTES = 64 << 20, 256 << 20
-"""Bounds of one catalog and of all that are kept; those that were used longest ago go first."""
+"""Bounds of one catalog and, at each look, of all; those that were used longest ago go first."""
 
 LOOK_BYTES, LEAST_BYTES = 1 << 20, 4 << 10
 """The folder is looked at once for so much that is written, where nothing counts for less than the

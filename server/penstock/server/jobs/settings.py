@@ -226,7 +226,8 @@ class ServerSettings(_Section):
     )
     hash_cache: str = _key(
         "auto",
-        "The folder for the hashes and footers of data files, at most 256 MiB, so that the next "
+        "The folder for the hashes and footers of data files, at most 256 MiB but for "
+        "what was written last, so that the next "
         "start opens only files that have changed. `auto` is `penstock/files` in the user's cache "
         "folder (`XDG_CACHE_HOME`, else `~/.cache`); `off` keeps nothing and reads every file at "
         "every start.",
